@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on arrays of any framework. The package `farandole`.
+"""The package `farandole`: collectives on arrays of any framework.
 
 Each call takes NumPy, CuPy, torch, JAX or other arrays, and returns arrays of the same kind.
 Horovod users need to change one line: `import farandole.torch as hvd`.
@@ -20,7 +20,7 @@ from farandole.ops import (
     reducescatter,
 )
 from farandole.shared import *  # noqa: F403
-from farandole.shared import __all__ as __all__  # mypy reads this list, Python the one below
+from farandole.shared import __all__ as __all__  # mypy reads this list; Python reads the one below
 from farandole.shared import __version__ as __version__
 from farandole.start import unmet as _unmet
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the C core, libfarandole.so, through cffi. All other modules reach the core through this
-one. Any thread may use it."""
+module. It may be used from any thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _PARSED = _FOLDER / "abi"  # Python source, which setup.py makes from the header
 
 
 def _parsed(header: bytes) -> Any:
-    """The declarations that setup.py parsed; None if the header has changed since then."""
+    """Returns the declarations that setup.py parsed, or None if the header has changed since
+    then."""
     loader = SourceFileLoader("_farandole_abi", str(_PARSED))
     module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
     try:
@@ -42,7 +43,7 @@ def _parse(header: bytes) -> Any:
 
 
 def _load() -> tuple[Any, Any]:
-    """Opens the library. Raises ImportError with the reason and the remedy."""
+    """Opens the library. Raises ImportError with the reason and a remedy if this fails."""
     try:
         header = _HEADER.read_bytes()
         ffi = _parsed(header) or _parse(header)
@@ -70,10 +71,10 @@ def text(pointer: Any) -> str:
 
 
 def error(code: int, what: str = "") -> Exception:
-    """The typed exception for a C error code, with this thread's farandole_error() text.
+    """Returns the typed exception for a C error code, with this thread's farandole_error() text.
 
-    `what` describes the call. If the whole job has failed, `what` precedes the text, because the
-    core's text then names no call.
+    `what` describes the call. If the whole job has failed, the text starts with `what`, because the
+    core's text does not name a call in that case.
     """
     said = text(lib.farandole_error())
     if why_left and code == lib.FARANDOLE_E_SHUTDOWN:
@@ -104,6 +105,6 @@ def check_count(value: int) -> int:
 
 
 def read_string(ask: Any) -> str:
-    """Calls `ask(buffer, capacity)`, a core function that writes text; returns the text."""
+    """Calls `ask(buffer, capacity)`, a core function that writes text, and returns the text."""
     room = ffi.new("char[]", 1 << 16)
     return str(ffi.buffer(room, check_count(ask(room, len(room))))[:].decode(errors="replace"))

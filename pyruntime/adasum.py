@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """allreduce with op=Adasum (Maleki et al., 2020, arXiv:2006.02924).
 
-Adasum averages parallel vectors and adds orthogonal ones:
-Adasum(a, b) = (1 - a.b / 2a.a) a + (1 - a.b / 2b.b) b, applied along a binary tree whose leaves are
-the ranks in order. So the result is a linear combination of the ranks' tensors, whose coefficients
-depend only on the tensors' dot products. Each rank computes the dot products of one stripe of all
-tensors, a small allreduce adds them up, and an allreduce of the scaled tensors gives the result.
+Adasum averages parallel vectors and adds orthogonal ones: Adasum(a, b) = (1 - a.b / 2a.a) a + (1 -
+a.b / 2b.b) b, applied along a binary tree whose leaves are the ranks in order. The result is
+therefore a linear combination of the ranks' tensors. Its coefficients depend only on the tensors'
+dot products. Each rank computes the dot products of one stripe of all tensors, a small allreduce
+adds them up, and an allreduce of the scaled tensors gives the result.
 
 GPU tensors are copied to the host and back. Each call runs on a separate thread.
 """
@@ -35,8 +35,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_COLUMNS = 1 << 16  # elements per rank that are converted to float64 at a time
-_LABELS = 256  # number of labels, which unnamed calls use in rotation
+_COLUMNS = 1 << 16  # number of elements per rank that are converted to float64 at a time
+_LABELS = 256  # number of labels that unnamed calls use in rotation
 _ROUNDING = 64 * np.finfo(np.float64).eps
 
 
@@ -48,11 +48,12 @@ def adasum_async(
     process_set: ProcessSet,
     timeout: float | None,
 ) -> Handle[list[T]]:
-    """Adasum of each tensor over the members of a set, times both `factors`.
+    """Starts the Adasum of each tensor over the members of a set, multiplied by both `factors`.
 
-    Tensors are floating point, of any shape; dtypes and shapes are equal on all ranks. Dot products
-    are computed in float64, sums of 16-bit tensors in float32. Raises TypeError for other dtypes.
-    wait() raises FarandoleError if a rank has joined, or else the errors of allreduce.
+    Tensors must be floating point. They may have any shape, but dtypes and shapes must be equal on
+    all ranks. Dot products are computed in float64, and sums of 16-bit tensors in float32. Raises
+    TypeError for other dtypes. wait() raises FarandoleError if a rank has joined, and otherwise the
+    same errors as allreduce.
     """
     number = set_id(process_set)
     kinds, inputs = starts.describe(tensors, in_place)
@@ -90,7 +91,7 @@ starts.composed[ops.Adasum] = adasum_async
 class _Working(Handle[list[T]]):
     """A handle for a call that takes several rounds.
 
-    Each handle has a thread, so the order of waits does not matter to the progress of calls.
+    Each handle has a thread, so calls make progress in whatever order the program waits for them.
     """
 
     def __init__(self, work: Callable[[], list[T]], what: str, timeout: float | None) -> None:
@@ -105,7 +106,7 @@ class _Working(Handle[list[T]]):
             self._results = work()
         except Exception as reason:
             if not (isinstance(reason, FarandoleError) or is_told(reason) or is_from_core(reason)):
-                part.end(reason)  # the other ranks wait, or have their results already
+                part.end(reason)  # the other ranks wait or already have their results
             self._failure = reason
         self._finished.set()
 
@@ -125,7 +126,7 @@ def _combine(
     process_set: ProcessSet,
 ) -> None:
     """Writes the Adasum of all members' inputs to the outputs. All members pass the same label.
-    `copies`: for each input, the result of _copied()."""
+    `copies` holds the result of _copied() for each input."""
     own = process_set.rank()
     assert own is not None
     sources = [_flat(x) if copy is None else copy for x, copy in zip(inputs, copies, strict=True)]
@@ -159,7 +160,7 @@ def _combine(
 
 
 def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> Float64:
-    """Returns the dot products of each tensor for all p members; shape (tensors, p, p)."""
+    """Returns each tensor's dot products between all p members, in shape (tensors, p, p)."""
     members = process_set.size()
     assert members is not None
     handles = []
@@ -169,11 +170,11 @@ def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> 
         name = f"{label}.stripes.{i}"
         handles.append(ops.alltoall_async(flat, splits, name=name, process_set=process_set))
     sums = np.zeros(len(tensors) * members**2 + 1)
-    sums[-1] = 1.0  # the allreduce counts the members that take part
+    sums[-1] = 1.0  # the allreduce thereby counts the members that take part
     grams: Float64 = sums[:-1].reshape(len(tensors), members, members)
     for gram, handle in zip(grams, handles, strict=True):
         stripes, rows = handle.wait()
-        if stripes.shape[0] == rows[0] * members:  # else a rank has joined, as sums[-1] will show
+        if stripes.shape[0] == rows[0] * members:  # otherwise a rank has joined, as sums[-1] shows
             gram[:] = _gram(stripes, members)
     ops.allreduce_(sums, op=ops.Sum, name=f"{label}.dots", process_set=process_set)
     if sums[-1] != members:
@@ -184,7 +185,7 @@ def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> 
 
 
 def _gram(stripes: Array, members: int) -> Float64:
-    """Returns the dot products (p, p) of the rows of a (p * n,) array, in float64."""
+    """Splits a (p * n,) array into p rows. Returns the rows' dot products (p, p) in float64."""
     stripes = stripes.reshape(members, -1)
     total = np.zeros((len(stripes), len(stripes)))
     with np.errstate(all="ignore"):
@@ -215,7 +216,7 @@ def _node(gram: Float64, begin: int, end: int) -> Float64:
 
 
 def _share(dot: Any, v: Float64, gram: Float64) -> float:
-    """dot / 2|v|^2, or 0 if `v` is zero up to rounding."""
+    """Returns dot / 2|v|^2, or 0 if `v` is zero up to rounding."""
     square = float(v @ gram @ v)
     largest = float(np.abs(v) @ np.abs(gram) @ np.abs(v))
     return 0.0 if square <= _ROUNDING * largest else float(dot) / (2 * square)
@@ -233,8 +234,8 @@ def _check_unused(buffer: Buffer, writes: bool) -> None:
 
 
 def _check_unchanged(source: Array, output: Buffer) -> None:
-    """Raises ValueError if a call uses the output, or has changed it since its values were copied
-    to `source`. Does not check GPU memory."""
+    """Raises ValueError if a call uses the output or has changed it since its values were copied to
+    `source`. Does not check GPU memory."""
     if output.device < 0 and output.pointer != _address(source):
         _check_unused(output, writes=True)
         if not np.array_equal(_raw(output).view(np.uint8), source.view(np.uint8)):
@@ -246,7 +247,8 @@ def _check_unchanged(source: Array, output: Buffer) -> None:
 
 @contextmanager
 def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
-    """Context: reports a ValueError also to the ranks that wait in the allreduce called `name`."""
+    """Context manager that also reports a ValueError to the ranks that wait in the allreduce called
+    `name`."""
     try:
         yield
     except ValueError as reason:
@@ -255,8 +257,8 @@ def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
 
 
 def _copied(buffer: Buffer, output: Buffer) -> Array | None:
-    """Returns a flat copy of the buffer's values; unless the call is in place, the copy lies in the
-    output's memory. Returns None for a GPU buffer, which the call's thread copies later."""
+    """Returns a flat copy of the buffer's values. The copy is in the output's memory unless the
+    call is in place. Returns None for a GPU buffer, because the call's thread copies that later."""
     if buffer.device >= 0:
         return None
     in_place = output.pointer == buffer.pointer
@@ -279,13 +281,15 @@ def _address(x: Array) -> int:
 
 
 def _copy(on_gpu: Buffer, target: int, source: int, nbytes: int) -> None:
-    """Copies to or from a GPU buffer in its stream's order, and waits for the copy."""
+    """Copies to or from a GPU buffer, in the order of the buffer's stream, and waits for the
+    copy."""
     if nbytes > 0:
         check(lib.farandole_copy(on_gpu.device, target, source, nbytes, on_gpu.stream))
 
 
 def _scaled(x: Array, factor: float, y: Array) -> Array:
-    """Writes `x * factor` to `y`, or, for 16-bit floats, to a new float32 array. Returns it."""
+    """Writes `x * factor` to `y`, or to a new float32 array for 16-bit floats. Returns that
+    array."""
     x = _widened(x)
     wide = y if y.dtype == x.dtype else np.empty_like(x)
     np.multiply(x, factor, out=wide, casting="same_kind")
@@ -293,7 +297,7 @@ def _scaled(x: Array, factor: float, y: Array) -> Array:
 
 
 class _Bytes:
-    """Exposes a buffer to NumPy. Arrays over the buffer keep it and its owner alive."""
+    """Exposes a buffer to NumPy. Arrays over the buffer keep the buffer and its owner alive."""
 
     def __init__(self, buffer: Buffer, nbytes: int) -> None:
         self._buffer = buffer
@@ -306,13 +310,13 @@ class _Bytes:
 
 
 def _raw(buffer: Buffer) -> Array:
-    """The buffer's memory as a flat array. bfloat16 appears as uint16."""
+    """Returns the buffer's memory as a flat array. bfloat16 appears as uint16."""
     dtype = dtype_of(buffer.dtype)
     return np.asarray(_Bytes(buffer, prod(buffer.shape) * dtype.itemsize)).view(dtype)
 
 
 def _widened(raw: Array) -> Array:
-    """Returns the values; converts 16-bit floats to float32."""
+    """Returns the values, converted to float32 if they are 16-bit floats."""
     if raw.dtype == np.uint16:
         bits: Array = raw.astype(np.uint32) << np.uint32(16)
         return bits.view(np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public checks that a value is equal on all ranks. As long as it is, ranks send only a digest."""
+"""Public checks that a value is equal on all ranks. Ranks send only a digest if it is equal."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def same_on_all_ranks(
     name: str = "same_on_all_ranks",
     process_set: ProcessSet = global_process_set,
 ) -> T:
-    """Raises MismatchError on all ranks if a value differs between them; else returns the value.
+    """Raises MismatchError on all ranks if a value differs between them, and otherwise returns it.
 
     Arrays are equal if their dtypes, shapes and bytes are equal. Lists, dicts, dataclasses and
-    objects with a state_dict() are compared item by item, anything else by its repr. Costs a small
-    allgather. Copies GPU arrays to the host.
+    objects with a state_dict() are compared item by item. Anything else is compared by its repr.
+    The call costs a small allgather and copies GPU arrays to the host.
 
-    - value: what to compare. All ranks of the set must make the call.
+    - value: the value to compare. All ranks of the set must make the call.
     - name: appears in errors. Ranks compare values of the same name.
     - process_set: the ranks that compare values. Other ranks return at once.
 
-    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError; TypeError
-    for a function, because its repr does not identify its code.
+    Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, and
+    TypeError for a function, because a function's repr does not identify its code.
 
     Examples:
         >>> hvd.same_on_all_ranks({"seed": 7}, name="settings")
@@ -77,7 +77,8 @@ def _compare(value: Any, name: str, process_set: ProcessSet) -> None:
 def equal_on_all_ranks(
     value: Any, name: str, process_set: ProcessSet, timeout: float | None = None
 ) -> bool:
-    """True if the value's repr is equal on all ranks. Costs one small allgather of digests."""
+    """Returns True if the value's repr is equal on all ranks. Costs one small allgather of
+    digests."""
     text = repr(value).encode(errors="surrogatepass")
     digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.int64)
     digests = allgather(digest[None], name=name, process_set=process_set, timeout=timeout)
@@ -85,7 +86,7 @@ def equal_on_all_ranks(
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yields (path, text) of each leaf of a nested value. Equal leaves have equal texts."""
+    """Yields (path, text) for each leaf of a nested value. Equal leaves have equal texts."""
     items: Any = []
     if (array := _array_text(value)) is not None:
         yield path, array
@@ -106,13 +107,14 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, (set, frozenset)):  # the order of a set differs between processes
+    if isinstance(value, (set, frozenset)):  # a set's order differs between processes
         return f"{type(value).__name__}({sorted(map(_text, value))})"
     return _ADDRESS.sub("", repr(value))
 
 
 def _array_text(value: Any) -> str | None:
-    """First values, dtype, shape and fingerprint of an array; None if `value` is not an array."""
+    """Returns an array's first values, dtype, shape and fingerprint as text, or None if `value` is
+    not an array."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
@@ -131,7 +133,7 @@ def _array_text(value: Any) -> str | None:
             f"same_on_all_ranks: this {type(value).__name__} has no values yet; remedy: compare "
             "outside of jit and tf.function"
         ) from reason
-    if array.dtype.hasobject:  # bytes would be addresses of objects
+    if array.dtype.hasobject:  # the bytes would be the objects' addresses
         return f"{array.dtype}{array.shape} {_text(array.tolist())}"
     whole = np.ascontiguousarray(array)
     summary = f"{kind or array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits of elastic training on the disk: one safetensors file in a folder that only this user may
-write to. A file is replaced atomically, and checked when it is read. Used by rank 0.
+"""Stores commits of elastic training on the disk. A commit is one safetensors file in a folder that
+only this user may write to. The file is replaced atomically and is checked when it is read. Rank 0
+uses this module.
 
-The file's header has a JSON document: the tree of all values, and the checksums of all tensors.
+The file's header contains a JSON document that holds the tree of all values and the checksums of
+all tensors.
 """
 
 from __future__ import annotations
@@ -37,15 +39,17 @@ from farandole.trust import (
     replace_file,
 )
 
-FORMAT = 1  # version of the document
+FORMAT = 1  # version of the JSON document
 DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
 FILE = "commit.safetensors"
-_ABANDONED = 600.0  # seconds after which no writer will finish a file
+_ABANDONED = 600.0  # age in seconds after which no process is still writing a file
 _NEW = "commit.new"  # prefix of unfinished files' names; a killed job may leave such a file
-_PICKLED = "elastic.pickle"  # file of an unreleased version of farandole
-_LONGEST_HEADER = 100_000_000  # bytes, safetensors' limit
-_LENGTH = struct.Struct("<Q")  # the header's length, at the start of the file
-_FIRST_WAIT, _PATIENCE = 0.05, 5.0  # seconds until the first retry (doubles), for all retries
+_PICKLED = "elastic.pickle"  # file name that an unreleased version of farandole used
+_LONGEST_HEADER = 100_000_000  # bytes; the limit that safetensors sets
+_LENGTH = struct.Struct("<Q")  # the header's length is at the start of the file
+# Seconds until the first retry, and for all retries together. The waiting time doubles with every
+# retry.
+_FIRST_WAIT, _PATIENCE = 0.05, 5.0
 _DAMAGE = (KeyError, TypeError, ValueError, IndexError, struct.error)
 _LASTING = (  # errors that no retry can fix
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
@@ -54,20 +58,20 @@ _LASTING = (  # errors that no retry can fix
 
 
 def digest(dtype: str, shape: tuple[int, ...], flat: Flat) -> str:
-    """SHA-256 of a tensor's dtype, shape and elements."""
+    """Returns the SHA-256 of a tensor's dtype, shape and elements."""
     hasher = hashlib.sha256(f"torch.{dtype} {shape}".encode())
     hasher.update(flat.data)
     return hasher.hexdigest()
 
 
 def metadata_of(document: dict[str, Any]) -> dict[str, str]:
-    """The metadata of a file: the document and its checksum."""
+    """Returns a file's metadata, which consists of the document and its checksum."""
     text = json.dumps({"format": FORMAT, **document})
     return {DOCUMENT: text, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def document_of(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the document. Raises ValueError if it was changed, or has a newer format."""
+    """Returns the document. Raises ValueError if the document was changed or has a newer format."""
     text = metadata[DOCUMENT]
     if hashlib.sha256(text.encode()).hexdigest() != metadata.get(CHECKSUM):
         raise ValueError("its JSON document does not match its checksum")
@@ -88,14 +92,15 @@ def check_digests(digests: dict[str, str], document: dict[str, Any]) -> None:
 
 
 class Part(NamedTuple):
-    """An object that has a state, with a copy of that state."""
+    """An object that has a state, together with a copy of that state."""
 
     value: Any
     state: Any
 
 
 class Saved(NamedTuple):
-    """A copy of values. Objects with a state are not copied: `parts` has their states, by path."""
+    """A copy of values. Objects that have a state are not copied; `parts` holds copies of their
+    states, by path."""
 
     values: dict[str, Any]
     parts: dict[str, Part] = {}  # noqa: RUF012  # never changed
@@ -113,11 +118,12 @@ def write_commit(
     above: Folder | None = None,
     ordered: bool = False,
 ) -> None:
-    """Replaces the commit in `folder` atomically. `make`: also makes the folder `above` it.
-    `ordered`: if there is a newer commit, keeps that one; its writer came later and was faster.
+    """Replaces the commit in `folder` atomically. If `make`, also makes the folder above it. If
+    `ordered` and the folder already has a newer commit, keeps that one, because its writer came
+    later and was faster.
 
-    Raises CheckpointError if another user may write to the folder, OSError if the disk fails, and
-    TypeError, with the value's name, for a value that the file can't hold without pickling.
+    Raises CheckpointError if another user may write to the folder and OSError if the disk fails.
+    Raises TypeError, with the value's name, for a value that the file can't hold without pickling.
     """
     blocks = Blocks(saved.objects())
     try:
@@ -133,7 +139,7 @@ def write_commit(
         make_folder(folder.parent)
     with _opened(folder, True, above) as place:
         for left in os.listdir(place):  # noqa: PTH208  # a descriptor has no path
-            # Keeps younger files, because other processes may still be writing them.
+            # Younger files are kept, because other processes may still be writing them.
             with contextlib.suppress(FileNotFoundError):
                 age = time.time() - os.stat(left, dir_fd=place, follow_symlinks=False).st_mtime
                 if left.startswith(_NEW) and age > _ABANDONED:
@@ -149,7 +155,7 @@ def write_commit(
 
 
 def _commit_in(place: int, folder: Path) -> Commit:
-    """The commit in an open folder; NOTHING if there is no readable one."""
+    """Returns the commit in an open folder, or NOTHING if there is no readable one."""
     try:
         with open_file(place, FILE, folder / FILE) as file:
             return _number_of(file)
@@ -162,14 +168,15 @@ def _print(text: str) -> None:
 
 
 class NotSaved(CheckpointError):
-    """A commit could not be written because the disk fails."""
+    """A commit could not be written because of a disk failure."""
 
 
 class Writer:
-    """Writes commits to one folder, at once or in a background thread. One thread may use this.
+    """Writes commits to one folder, either at once or on a background thread. Only one thread may
+    use this object.
 
-    If the disk fails, retries for _PATIENCE. Prints one line when the disk fails, and one when it
-    works again; in between, commits are in memory only.
+    If the disk fails, retries for _PATIENCE. Prints one line when the disk fails and one when it
+    works again. In between, commits are kept only in memory.
     """
 
     def __init__(
@@ -180,9 +187,9 @@ class Writer:
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], object] = _print,
     ) -> None:
-        """`make`: also makes the folder above `folder`. Without `make` (under `farandole run
-        --elastic`), a commit never replaces a newer one on the disk. Simulations replace the disk
-        (`store`), the time and the messages."""
+        """If `make`, also makes the folder above `folder`. Without `make`, as under `farandole run
+        --elastic`, a commit never replaces a newer one on the disk. Simulations pass their own
+        functions for the disk (`store`), the time (`clock`) and the messages (`say`)."""
         self._folder = folder
         self._above = Folder(folder.parent)
         self._make, self._ordered = make, not make
@@ -190,17 +197,19 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._newest: Commit | None = None  # the newest commit on the disk
-        self._fails = False  # the failure has been printed
-        self._patience = self._wait = self._until = 0.0  # _wait: before the next attempt
+        self._fails = False  # True if a failure has been printed
+        self._patience = self._wait = self._until = 0.0  # _wait: seconds until the next attempt
         self._lock = threading.Lock()  # guards _asked and _busy
         self._asked: tuple[Saved, Commit]  # the newest commit to write
-        self._busy = False  # another attempt will follow and read _asked
+        self._busy = False  # True if another attempt will follow and read _asked
 
     def write(self, saved: Saved, commit: Commit, last: bool = False) -> None:
-        """Writes this commit unless it is on the disk already. `last`: no later commit will follow.
+        """Writes this commit unless it is on the disk already. Set `last` if no later commit will
+        follow.
 
-        Raises NotSaved if the disk still fails after _PATIENCE; or already after one attempt, if
-        the disk failed before and `last` is False. Also raises the errors of write_commit().
+        Raises NotSaved if the disk still fails after _PATIENCE. If the disk had failed before and
+        `last` is False, raises NotSaved after a single attempt. Also raises the errors of
+        write_commit().
         """
         try:
             self.ask(saved, commit, last)
@@ -209,8 +218,9 @@ class Writer:
             self._busy = False
 
     def ask(self, saved: Saved, commit: Commit, last: bool) -> bool:
-        """Makes this commit the next one to write. Returns False if attempts are under way: they
-        will write it, too. Otherwise the caller must repeat attempt(). `last`: as for write()."""
+        """Makes this commit the next one to write. Returns False if attempts are under way, because
+        they will also write this commit. Otherwise the caller must repeat attempt(). `last` means
+        the same as in write()."""
         with self._lock:
             self._asked = saved, commit
             if self._busy:
@@ -222,7 +232,7 @@ class Writer:
 
     def attempt(self) -> float | None:
         """Tries once to write the newest commit that was asked for. Returns the seconds until the
-        next attempt, or None if that commit is on the disk. Raises the errors of write(); after an
+        next attempt, or None if that commit is on the disk. Raises the errors of write(). After an
         error there is no next attempt."""
         with self._lock:
             saved, commit = self._asked
@@ -234,7 +244,7 @@ class Writer:
         except Exception as error:
             with self._lock:
                 if isinstance(error, NotSaved) and self._asked[1] != commit:
-                    return 0.0  # a newer commit was asked for meanwhile
+                    return 0.0  # meanwhile, a newer commit was asked for
                 self._busy = False
             raise
 
@@ -282,8 +292,8 @@ class Writer:
         self._say(text)
 
     def begin(self, saved: Saved, commit: Commit) -> None:
-        """Starts to write `saved` in the background; `saved` must not change any more. If a write
-        is under way, `saved` is written next. Raises the error of the last write."""
+        """Starts to write `saved` in the background. From now on, `saved` must not change. If a
+        write is under way, `saved` is written next. Raises the error of the last write."""
         try:
             if not self.ask(saved, commit, last=True):
                 return
@@ -298,12 +308,12 @@ class Writer:
         try:
             self._write()
         except NotSaved:
-            pass  # already printed; the next commit tries again
+            pass  # already printed; the next commit will try again
         except Exception as reason:
             self._error = reason
 
     def join(self) -> None:
-        """Waits for the background write. Raises the error of a failed write, once."""
+        """Waits for the background write. If it failed, raises its error once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -313,11 +323,11 @@ class Writer:
 
 
 def read_commit(folder: Path, like: Saved) -> Saved | None:
-    """Reads the commit in `folder`; returns None if there is none. `like`: the program's present
-    copy, which gives the classes of values and the objects with a state.
+    """Reads the commit in `folder`. Returns None if there is none. `like` is the program's present
+    copy. It provides the classes of values and the objects that have a state.
 
-    Raises CheckpointError if another user owns or may write to the folder or file, if the file is
-    damaged, pickled or written by another program, or if it can't be read within _PATIENCE.
+    Raises CheckpointError if another user owns or may write to the folder or the file, if the file
+    is damaged, pickled or written by another program, or if it can't be read within _PATIENCE.
     """
     path = folder / FILE
     wait, until = _FIRST_WAIT, time.monotonic() + _PATIENCE
@@ -357,8 +367,8 @@ def _decoded(document: dict[str, Any], blocks: Blocks, like: Saved) -> Saved:
 
 
 def newest_commit(folder: Path) -> Commit:
-    """Returns the newest commit in the folder of a job, among all calls; or NOTHING. Reads headers
-    only. Raises OSError, and CheckpointError as read_commit() does."""
+    """Returns the newest commit among all calls in a job's folder, or NOTHING if there is none.
+    Reads only headers. Raises OSError, and CheckpointError in the same cases as read_commit()."""
     found = NOTHING
     for each in folder.iterdir():
         if not (each.name.startswith("call-") and is_trusted_user(each.lstat().st_uid)):
@@ -395,7 +405,8 @@ def _header(metadata: dict[str, str], found: dict[str, TensorBlock]) -> bytes:
 
 
 def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBlock]]:
-    """(document, tensors) of a file. Raises ValueError, OSError and other built-in errors."""
+    """Returns a file's document and tensors. Raises ValueError, OSError and other built-in
+    errors."""
     header, begin = _header_of(file)
     end = os.fstat(file.fileno()).st_size
     document = document_of(header.pop(METADATA))
@@ -418,8 +429,8 @@ def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBl
 
 
 def _header_of(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
-    """Reads the header only. Returns (header, offset of the tensors). Raises ValueError, OSError
-    and other built-in errors."""
+    """Reads only the header. Returns the header and the offset of the tensors. Raises ValueError,
+    OSError and other built-in errors."""
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
     begin, size = _LENGTH.size + length, os.fstat(file.fileno()).st_size
     if length > _LONGEST_HEADER or begin > size:
@@ -432,9 +443,11 @@ def _header_of(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
 
 @contextlib.contextmanager
 def _opened(folder: Path, make: bool, above: Folder | None = None) -> Iterator[int]:
-    """Opens the folder of one call's commits in the job's folder `above`. Yields a descriptor.
+    """Context manager that opens the folder of one call's commits, which is in the job's folder
+    `above`, and yields a descriptor.
 
-    Raises FileNotFoundError, and CheckpointError if another user may write to either folder.
+    Raises FileNotFoundError if a folder is missing, and CheckpointError if another user may write
+    to either folder.
     """
     with (above or Folder(folder.parent)).opened() as outer:
         if make:
@@ -446,8 +459,8 @@ def _opened(folder: Path, make: bool, above: Folder | None = None) -> Iterator[i
 
 @contextlib.contextmanager
 def _opened_file(folder: Path) -> Iterator[io.BufferedReader]:
-    """Opens the file of the commit in `folder`. Raises FileNotFoundError if there is none, and
-    CheckpointError if there is a pickle instead."""
+    """Context manager that opens the commit's file in `folder`. Raises FileNotFoundError if there
+    is none, and CheckpointError if there is a pickle instead."""
     path = folder / FILE
     with _opened(folder, make=False) as place:
         try:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression by a shorter dtype. The adapters build their `Compression` from these classes.
+"""Compresses arrays by casting them to a shorter dtype. Adapters build their `Compression` from
+these classes.
 
-A compressor is any class with the methods compress and decompress.
+Any class that has the methods compress and decompress can be used as a compressor.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ class Identity:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns (the array to send, a context for decompress). The array to send has the same
-        dtype and shape on all ranks."""
+        """Returns the array to send and a context for decompress. The array to send must have the
+        same dtype and shape on all ranks."""
         return tensor, None
 
     @staticmethod
@@ -26,7 +27,7 @@ class Identity:
 
 
 class Cast:
-    """Sends floats in a shorter dtype. The core adds these in float32."""
+    """Sends floats in a shorter dtype. The core adds such floats in float32."""
 
     def __init__(
         self, dtype: Any, shortens: Callable[[Any, Any], bool], cast: Callable[[Any, Any], Any]
@@ -37,7 +38,7 @@ class Cast:
         self._cast = cast
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """Returns (the cast array, its old dtype), or (`tensor`, None) if it need not be cast."""
+        """Returns the cast array and its old dtype, or `tensor` and None if it need not be cast."""
         if not self._shortens(tensor, self.dtype):
             return tensor, None
         return self._cast(tensor, self.dtype), tensor.dtype

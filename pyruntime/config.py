@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads farandole's settings: the variables in the core's table, and their values."""
+"""Reads farandole's settings, which are the variables in the core's table and their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from farandole._library import check_count, ffi, lib, text
 
-# Variables that launchers set for their processes, and one Horovod switch that is always on here.
+# Variables that launchers set for their processes, and one Horovod switch that is always on in
+# farandole.
 _OF_LAUNCHERS = {
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "FARANDOLE_RUN_KEY"),
@@ -30,13 +31,13 @@ class Variable:
     alias: str  # the equivalent HOROVOD_ name, or ""
     default: str
     meaning: str
-    value: str  # the value in force; HIDDEN for a secret
-    job_wide: bool  # True: rank 0's value holds for all ranks
-    source: str  # origin of the value: "default", "tuning file", "environment" or "rank 0"
+    value: str  # the value in force, or HIDDEN for a secret
+    job_wide: bool  # True if rank 0's value holds for all ranks
+    source: str  # where the value comes from: "default", "tuning file", "environment" or "rank 0"
 
     @property
     def unit(self) -> str:
-        """Unit of the value: "bytes", "seconds", "microseconds", or ""."""
+        """The value's unit: "bytes", "seconds", "microseconds" or ""."""
         first = self.meaning.split()[0]
         if self.default[:-1].isdecimal() and self.default[-1] in "KMG":
             return "bytes"
@@ -44,7 +45,8 @@ class Variable:
 
 
 def _nearest(name: str, variables: Sequence[Variable]) -> str:
-    """The variable whose name, or its start, is most similar to `name`; "" if none is close."""
+    """Returns the variable whose name, or the start of whose name, is most similar to `name`.
+    Returns "" if none is close."""
     short = _short(name.upper())
     words = short.count("_") + 1
     known = {_short(text): v.name for v in variables for text in (v.alias, v.name) if text}
@@ -58,7 +60,8 @@ def _short(name: str) -> str:
 
 
 def without_effect(environment: Mapping[str, str]) -> str:
-    """A warning about FARANDOLE_ and HOROVOD_ variables that farandole ignores, or ""."""
+    """Returns a warning about FARANDOLE_ and HOROVOD_ variables that farandole ignores, or "" if
+    there are none."""
     variables = config()
     known = {v.name for v in variables} | {v.alias for v in variables} | _OF_LAUNCHERS
     texts = []
@@ -78,15 +81,15 @@ def without_effect(environment: Mapping[str, str]) -> str:
 
 
 def setting(name: str) -> str:
-    """The value in force of one variable."""
+    """Returns the value in force of one variable."""
     return next(variable.value for variable in config() if variable.name == name)
 
 
 def usual_file(name: str) -> Path | None:
-    """The path of a file in the user's configuration directory.
+    """Returns the path of a file in the user's configuration directory.
 
-    Returns None if the user has neither HOME nor a home in passwd, as in containers with arbitrary
-    user ids.
+    Returns None if HOME is unset and the user has no home folder in passwd, as in containers with
+    arbitrary user ids.
     """
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     folder = os.path.expanduser(folder)  # noqa: PTH111 -- Path.expanduser() raises
@@ -95,8 +98,8 @@ def usual_file(name: str) -> Path | None:
 
 @contextlib.contextmanager
 def home_for_mpi() -> Iterator[None]:
-    """Sets HOME if it is unset, because Open MPI ends a process without HOME. A user without a home
-    folder gets HOME=/, as in containers."""
+    """Context manager that sets HOME if it is unset, because Open MPI ends a process that has no
+    HOME. A user without a home folder, as in containers, gets HOME=/."""
     missing = "HOME" not in os.environ
     if missing:
         home = os.path.expanduser("~")  # noqa: PTH111
@@ -109,7 +112,8 @@ def home_for_mpi() -> Iterator[None]:
 
 
 def config() -> list[Variable]:
-    """All variables with default, meaning and value in force. Works before init(), too.
+    """Returns all variables with their defaults, meanings and values in force. Also works before
+    init().
 
     Examples:
         >>> {v.name: v.default for v in hvd.config()}["FARANDOLE_STALL_WARN"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training: a state that is committed, and a loop that restores it after a failure.
+"""Elastic training. A program commits its state, and a loop restores the state after a failure.
 
 @farandole.elastic.run
 def train(state):
@@ -7,9 +7,9 @@ def train(state):
         ...
         state.commit()
 
-Under `farandole run --elastic`, surviving ranks continue from the newest commit in their memory
-when a rank has died or hangs (farandole.worlds). Otherwise all ranks restart farandole together, in
-the same processes; if a rank has died, the restart fails and raises the error. If
+Under `farandole run --elastic`, if a rank dies or hangs, the surviving ranks continue from the
+newest commit in their memory (see farandole.worlds). Otherwise all ranks restart farandole
+together, in the same processes. If a rank has died, that restart fails and raises the error. If
 FARANDOLE_CHECKPOINT_DIR is set, commits are also written to the disk.
 """
 
@@ -45,31 +45,31 @@ T = TypeVar("T")
 P = ParamSpec("P")
 S = TypeVar("S", bound="State")
 
-_REMOVED, _ADDED = 1, 2  # bits of on_hosts_updated's update_res
-_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0)  # seconds after each attempt to find a commit
+_REMOVED, _ADDED = 1, 2  # bits of the argument update_res of on_hosts_updated()
+_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0)  # seconds to wait after each attempt to find a commit
 
 
 class State(ABC):
-    """The values from which training continues. After sync() they are equal on all ranks. Only the
-    training thread calls the methods, except on_hosts_updated()."""
+    """The values from which training continues. After sync(), they are equal on all ranks. Methods
+    other than on_hosts_updated() may be called only from the training thread."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._updates = 0
-        self._commits = 0  # number of the last commit; negative if this rank has none
+        self._commits = 0  # number of the last commit, or negative if this rank has none
 
     @property
     def world(self) -> int:
-        """Number of the present world: 1 at first; each restart adds 1."""
+        """Number of the present world. It starts at 1, and each restart adds 1."""
         return runtime.world()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Registers functions that are called, in this order, after each restart of the runtime."""
+        """Registers functions to call, in this order, after each restart of the runtime."""
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called after each restart of the runtime. Resets this state, then calls the callbacks."""
+        """Resets this state, then calls the callbacks. Called after each restart of the runtime."""
         with self._lock:
             self._updates = 0
         self.reset()
@@ -77,13 +77,15 @@ class State(ABC):
             callback()
 
     def on_hosts_updated(self, timestamp: float = 0.0, update_res: int = _ADDED) -> None:
-        """Notes that hosts were removed (1), added (2) or both (3). Any thread may call this."""
+        """Notes that hosts were removed (1), added (2) or both (3). May be called from any
+        thread."""
         with self._lock:
             self._updates |= int(update_res)
 
     def commit(self) -> None:
         """Saves a copy in memory, then calls check_host_updates(). Collective. In a function that
-        run() decorates, also writes to FARANDOLE_CHECKPOINT_DIR if it is set and a write is due."""
+        run() decorates, also writes the copy to FARANDOLE_CHECKPOINT_DIR if that is set and a write
+        is due."""
         self._keep()
         self.check_host_updates()
 
@@ -94,8 +96,9 @@ class State(ABC):
             _call.worlds.agent.committed()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt on all ranks if any rank has noted an update, or must leave:
-        it got a signal, or `farandole run --elastic` told it to leave. Collective."""
+        """Raises HostsUpdatedInterrupt on all ranks if any rank has noted an update or must leave.
+        A rank must leave if it got a signal or if `farandole run --elastic` told it to.
+        Collective."""
         with self._lock:
             updates = self._updates
         call = _call
@@ -118,11 +121,12 @@ class State(ABC):
         if call is not None and (due or all_leave or some_leave):
             call.write(self, at_once=all_leave or some_leave)
         if worlds is not None:
-            # Stays True even if the supervisor answers again, so all ranks leave in the same way.
+            # This stays True even if the supervisor answers again, so that all ranks leave in the
+            # same way.
             worlds.agent.leaves_lost |= bool(noted[2] > 1)
         if noted[:4].any():
-            # Checks again: a preempted host signals its ranks one by one, so more signals may have
-            # arrived during the write.
+            # Checks for signals again. A preempted host signals its ranks one by one, so more
+            # signals may have arrived during the write.
             leaving = all_leave or (some_leave and agent_client.was_signalled())
             skip = removed and not (added or some_leave)
             raise HostsUpdatedInterrupt(skip_sync=skip, leaving=leaving)
@@ -142,7 +146,7 @@ class State(ABC):
         return False
 
     def reset(self) -> None:  # noqa: B027
-        """Adapts whatever depends on the number of ranks."""
+        """Adapts everything that depends on the number of ranks."""
 
     @abstractmethod
     def save(self) -> None:
@@ -158,18 +162,18 @@ class State(ABC):
 
 
 class ObjectState(State):
-    """A state whose attributes can be copied and pickled: ObjectState(epoch=0, batch=0).
+    """A state whose attributes can be copied and pickled, such as ObjectState(epoch=0, batch=0).
 
-    Objects with state_dict() and load_state_dict(), such as schedulers, are never replaced. Only
-    their states are saved and restored, even if the objects are nested in containers or other
-    objects. Every rank must create these objects before training.
+    Objects that have state_dict() and load_state_dict(), such as schedulers, are never replaced.
+    Only their states are saved and restored, even if the objects are nested in containers or in
+    other objects. Every rank must create these objects before training.
 
-    Files in FARANDOLE_CHECKPOINT_DIR hold no pickles. write() accepts objects with state_dict(),
-    numbers, strings, bytes, None, arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists,
-    sets and (named) tuples of these.
+    Files in FARANDOLE_CHECKPOINT_DIR contain no pickles. write() accepts objects that have
+    state_dict(), numbers, strings, bytes, None, NumPy and JAX arrays, PyTorch tensors, and dicts,
+    lists, sets, tuples and named tuples of these.
     """
 
-    if TYPE_CHECKING:  # attributes have the names that the program gives them
+    if TYPE_CHECKING:  # the program chooses the names of the attributes
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -186,7 +190,7 @@ class ObjectState(State):
         self._saved = self._handlers.save(self._attributes())
 
     def restore(self) -> None:
-        """Sets the attributes to the values of the last copy."""
+        """Sets the attributes to the values in the last copy."""
         self._assign(self._handlers.restore(self._saved))
 
     def sync(self) -> None:
@@ -212,11 +216,11 @@ class ObjectState(State):
         return Commit(runtime.world(), self._commits)
 
     def read(self, folder: Path) -> bool:
-        """Restores, on rank 0, the commit that write() wrote to `folder`. Collective. Call sync()
-        afterwards.
+        """Restores the commit that write() wrote to `folder`, on rank 0 only. Collective. Call
+        sync() afterwards.
 
-        Returns True on all ranks if there was a commit. All ranks raise CheckpointError if another
-        user owns or may write to the file, or if the file is damaged.
+        Returns True on all ranks if there was a commit. All ranks raise CheckpointError if the file
+        is damaged, or if another user owns it or may write to it.
         """
         there, found = _by_rank_0(lambda: read_commit(folder, self.saved()), "read")
         if found is not None:
@@ -224,11 +228,12 @@ class ObjectState(State):
         return there
 
     def saved(self) -> Saved:
-        """Returns the last copy, which write() writes."""
+        """Returns the last copy, which is the one that write() writes."""
         return self._saved
 
     def restore_from(self, saved: Saved) -> None:
-        """Restores a result of saved(). Attributes missing in it get the last copy's values."""
+        """Restores a copy that saved() returned. Attributes that are missing from it get the last
+        copy's values."""
         last = self._saved
         self._saved = Saved({**last.values, **saved.values}, {**last.parts, **saved.parts})
         self.restore()
@@ -241,16 +246,17 @@ class ObjectState(State):
             super().__setattr__(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute. If the object has a state, saves it at once, as in Horovod."""
+        """Sets an attribute. If `value` has a state, saves that state at once, as Horovod does."""
         super().__setattr__(name, value)
         if name in self.__dict__.get("_names", ()) and handler_of(value) is not None:
             self._saved = self._handlers.save({**self._saved.values, name: value}, only=value)
 
 
 def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]:
-    """Calls `work` on rank 0. Collective; raises rank 0's errors on all ranks.
+    """Calls `work` on rank 0. Collective. Raises rank 0's errors on all ranks.
 
-    Returns (True if `work` returned a result, on rank 0 this result, on other ranks None).
+    Returns a pair. Its first item is True on all ranks if `work` returned a result. Its second item
+    is that result on rank 0 and None on other ranks.
     """
     result: T | None = None
     error: Exception | None = None
@@ -276,24 +282,25 @@ class _TrainingCall:
         # Under `farandole run --elastic`, the folder exists already.
         self._writer = Writer(self.folder, make=worlds is None) if self.folder else None
         self._seconds = float(setting("FARANDOLE_CHECKPOINT_SECONDS"))
-        # Time of the last write. The first commit is written at once, to test the disk.
+        # Time of the last write. The first commit is written at once in order to test the disk.
         self._written = float("-inf")
-        # At the first call, `farandole run --elastic` tells the rank whether there is a commit.
+        # True if the disk may hold a commit that has not been read yet. In the first call under
+        # `farandole run --elastic`, the supervisor tells the rank whether there is one.
         self.unread = self.folder is not None and (worlds is None or number > 1)
 
     def signals(self, grace: float) -> contextlib.AbstractContextManager[None]:
-        """Context manager: preemption signals make this rank leave, if its state is kept
-        elsewhere."""
+        """Context manager during which preemption signals make this rank leave if its state is also
+        kept elsewhere."""
         return agent_client.leaving_on_signals(grace if self.folder or self.worlds else None)
 
     def wants_to_write(self) -> bool:
-        """True on rank 0 if a write is due."""
+        """Returns True on rank 0 if a write is due."""
         if self._writer is None or topology.rank() != 0:
             return False
         return time.monotonic() >= self._written + self._seconds
 
     def write(self, state: State, at_once: bool = False) -> None:
-        """Writes the newest commit. Collective. `at_once`: returns only when the commit is
+        """Writes the newest commit. Collective. If `at_once`, returns only when the commit is
         written."""
         if self.folder is None or self._writer is None:
             return
@@ -306,7 +313,7 @@ class _TrainingCall:
         _by_rank_0(lambda: write(state.saved(), state._number()), "write")
 
     def _save(self, saved: Saved, commit: Commit, last: bool) -> None:
-        """Writes this commit. If the disk fails, training continues all the same."""
+        """Writes this commit. If the disk fails, training continues nevertheless."""
         assert self._writer is not None
         self._writer.join()
         try:
@@ -317,19 +324,19 @@ class _TrainingCall:
                 os.write(2, text.encode(errors="replace"))
 
     def end(self, state: State) -> None:
-        """Writes the last commit, unless it is on the disk. Only rank 0 calls this."""
+        """Writes the last commit on rank 0, unless that commit is already on the disk."""
         if self._writer is not None and topology.rank() == 0 and isinstance(state, ObjectState):
             self._save(state.saved(), state._number(), last=True)
 
     def read(self, state: State) -> None:
-        """Restores the commit on the disk if some rank needs it. Collective."""
+        """Restores the commit on the disk if any rank needs it. Collective."""
         if self.folder is None:
             return
         wanted = np.array([self.unread or self.start.from_disk], np.uint8)
         ops.allreduce_(wanted, op=ops.Max, name="farandole.elastic.unread")
         found = bool(wanted[0]) and state.read(self.folder)
         if self.start.from_disk and self.number == 1 and isinstance(state, ObjectState):
-            for wait in _WAITS:  # for a moment, the folder may be missing
+            for wait in _WAITS:  # the folder may be missing for a moment
                 if found:
                     break
                 time.sleep(wait)
@@ -350,13 +357,13 @@ class _TrainingCall:
 
 
 _call: _TrainingCall | None = None  # the call under way
-_calls = 0  # number of calls so far; each has its own folder
+_calls = 0  # number of calls so far; each call has its own folder
 
 
 @contextlib.contextmanager
 def _new_call(in_place: bool) -> Iterator[_TrainingCall]:
-    """Context manager for one call of a decorated function. `in_place`: True if the world may
-    change while processes go on."""
+    """Context manager for one call of a decorated function. `in_place` is True if the world may
+    change while its processes go on."""
     global _call, _calls
     before = _call
     _calls += 1
@@ -370,20 +377,22 @@ def _new_call(in_place: bool) -> Iterator[_TrainingCall]:
 def run_fn(
     func: Callable[Concatenate[S, P], R], reset: Callable[[], None] = runtime.restart
 ) -> Callable[Concatenate[S, P], R]:
-    """Calls state.sync() and `func(state, ...)`; after each failure, calls both again.
+    """Returns a function that calls state.sync() and `func(state, ...)`, and calls both again after
+    each failure.
 
-    After an error in RETRIED, the state is restored from the last commit; after
+    After an error in RETRIED, the state is restored from the last commit. After
     HostsUpdatedInterrupt, the state is kept. Then `reset` is called, which restarts the runtime.
-    Under `farandole run --elastic`, the ranks instead join the next world, which lacks dead ranks
-    and may have new ones. All other errors, including those of `reset`, are raised here. The other
-    ranks then raise a PeerError that quotes the error, and do not restart.
+    Under `farandole run --elastic`, the ranks instead join the next world, which does not contain
+    the dead ranks and may contain new ones. All other errors, including those of `reset`, are
+    raised on this rank. The other ranks then raise a PeerError that quotes the error, and they do
+    not restart.
 
-    If FARANDOLE_CHECKPOINT_DIR is set, training starts from the last commit there, after a call of
-    state.on_reset(). Each call of the decorated function keeps its own commits. With the folder
-    set, SIGTERM or SIGUSR1 on any rank makes all ranks leave at the same commit() or
-    check_host_updates(): the state is written, and the program ends by SystemExit(0). Under
-    `farandole run --elastic`, only the rank that got the signal leaves; the supervisor can make all
-    ranks leave.
+    If FARANDOLE_CHECKPOINT_DIR is set, state.on_reset() is called and training starts from the last
+    commit in that folder. Each call of the decorated function keeps its own commits. If the folder
+    is set and any rank gets SIGTERM or SIGUSR1, all ranks leave at the same commit() or
+    check_host_updates(). The state is then written, and the program ends by SystemExit(0). Under
+    `farandole run --elastic`, only the rank that got the signal leaves, but the supervisor can make
+    all ranks leave.
     """
 
     @functools.wraps(func)
@@ -422,7 +431,7 @@ def run_fn(
             except HostsUpdatedInterrupt as interrupt:
                 if interrupt.leaving:
                     if call.worlds is not None and call.worlds.agent.leaves_lost:
-                        call.worlds.leave(None)  # first: no rank's error may reach the others
+                        call.worlds.leave(None)  # first, so that no rank's error reaches the others
                     agent_client.leave_job()
                 skip_sync = interrupt.skip_sync
             if call.worlds is None:
@@ -436,7 +445,7 @@ def run_fn(
 
 
 def _sync(state: State, call: _TrainingCall) -> None:
-    """Copies rank 0's state to this rank. If that fails, restores or drops this rank's state."""
+    """Copies rank 0's state to this rank. If this fails, restores or discards this rank's state."""
     before = state.saved() if isinstance(state, ObjectState) else None
     try:
         state.sync()
@@ -444,7 +453,7 @@ def _sync(state: State, call: _TrainingCall) -> None:
         if before is not None and isinstance(state, ObjectState):
             state.restore_from(before)
         elif topology.rank() != 0:
-            state._commits = -1  # the state is a mixture of two commits
+            state._commits = -1  # the state is now a mixture of two commits
             if call.worlds is not None:
                 call.worlds.agent.forget()
         raise
@@ -456,9 +465,9 @@ def _sync(state: State, call: _TrainingCall) -> None:
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a State, so that it survives failures.
 
-    Returns a function with the arguments and the result of `func`. This function calls
-    state.sync(), then `func(state, ...)`. After PeerError, StallError or LibraryError it restores
-    the last commit; after a change of hosts it keeps the state. Then it restarts the runtime with
-    the present ranks and calls `func` again. It raises all other errors.
+    Returns a function that takes the same arguments and returns the same result as `func`. The
+    function calls state.sync(), then `func(state, ...)`. After PeerError, StallError or
+    LibraryError it restores the last commit. After a change of hosts it keeps the state. Then it
+    restarts the runtime with the present ranks and calls `func` again. It raises all other errors.
     """
     return run_fn(func)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks every few steps that all ranks have the same model: parameters, settings, optimizer state.
+"""Checks every few steps that all ranks have the same parameters, settings and optimizer state.
 
-Ranks first compare one digest. It travels in the consensus of an optimizer's round, which costs no
-extra call, or in a small allgather (StandaloneModelCheck). If digests differ, ranks exchange
-fingerprints to report the differences. Runs on the thread that calls step().
+Ranks first compare one digest. They send it in the consensus of an optimizer's round, which costs
+no extra call, or in a small allgather (StandaloneModelCheck). If digests differ, ranks exchange
+fingerprints in order to report the differences. The check runs on the thread that calls step().
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ from farandole.ops import allgather
 from farandole.start.agent_client import may_grow
 from farandole.topology import rank, size
 
-_SHOWN = 4  # most names and settings that a text shows
-Reports = list[dict[str, Any]]  # one entry per participating rank
+_SHOWN = 4  # largest number of names or settings that a text shows
+Reports = list[dict[str, Any]]  # one entry for each participating rank
 
 
 class ModelSummary(NamedTuple):
     """The values that ranks compare."""
 
-    arrays: Mapping[str, str]  # name -> fingerprint; "" if the array is not in this rank's memory
-    settings: Mapping[str, str]  # "lr of group 0" -> "0.1"
-    state: Mapping[str, str]  # optimizer state: parameter -> "step 3"; "" if another rank holds it
+    # By name, each array's fingerprint, or "" if the array is not in this rank's memory.
+    arrays: Mapping[str, str]
+    settings: Mapping[str, str]  # for example, "lr of group 0" has the value "0.1"
+    # By parameter, the optimizer's state, such as "step 3", or "" if another rank holds the state.
+    state: Mapping[str, str]
 
 
 class Remedies(NamedTuple):
-    """Advice for users of one framework when models differ; each text starts with a verb."""
+    """Advice to users of one framework whose models differ. Each text starts with a verb."""
 
     first: str  # if models differ from the start
     joined: str  # if models differ after `last = join()`
@@ -48,14 +50,15 @@ class Remedies(NamedTuple):
 
 
 class VerifyPolicy(NamedTuple):
-    """Sets how often models are compared, and whether a difference raises."""
+    """Sets how often models are compared and whether a difference raises an error."""
 
-    every: int  # steps between comparisons; 0: never compare
-    raises: bool  # True: raise MismatchError; False: warn
+    every: int  # steps between comparisons; 0 means never
+    raises: bool  # True to raise MismatchError, False to warn
 
     @classmethod
     def of(cls, verify_every: int | None, verify: str) -> VerifyPolicy:
-        """A policy from options. None means FARANDOLE_VERIFY_EVERY. Raises for invalid options."""
+        """Creates a policy from options. If `verify_every` is None, uses FARANDOLE_VERIFY_EVERY.
+        Raises an error if an option is invalid."""
         if verify_every is None:
             verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
         check(verify_every=verify_every)
@@ -65,13 +68,14 @@ class VerifyPolicy(NamedTuple):
 
 
 def fingerprint(address: int, nbytes: int) -> str:
-    """128-bit BLAKE2b hash of host memory, in hex."""
+    """Returns a 128-bit BLAKE2b hash of host memory, in hex."""
     memory = ffi.buffer(ffi.cast("char*", address), nbytes)
     return hashlib.blake2b(memory, digest_size=16).hexdigest()
 
 
 class ModelCheck:
-    """Decides when the model of one optimizer is compared. Holds a difference until report()."""
+    """Decides when one optimizer's model is compared. Stores a difference until report() is
+    called."""
 
     def __init__(
         self,
@@ -87,24 +91,27 @@ class ModelCheck:
         self.restart()
 
     def restart(self) -> None:
-        """All ranks call this when step counts start again."""
-        self._compared: tuple[int, int] | None = None  # (joins, steps) at the last digest
+        """Restarts the comparisons. All ranks must call this when step counts start again."""
+        self._compared: tuple[int, int] | None = None  # (joins, steps) at the latest digest
         self._equal: tuple[int, int] | None = None  # (joins, steps) when models were last equal
         self._warned = False
         self._found: Exception | None = None
 
     def warn_again(self) -> None:
-        """Call this when all ranks compare: some ranks may have missed the last difference."""
+        """Makes compare() report a difference again. Call this when all ranks compare, because some
+        ranks may have missed the last difference."""
         self._warned = False
 
     def digest(self, joins: int, steps: int) -> int:
-        """This rank's part of the consensus, from 1 to 2^63 - 1; 0 if there is no comparison now.
+        """Returns this rank's contribution to the consensus, from 1 to 2^63 - 1, or 0 if models are
+        not compared now.
 
-        `joins` counts calls of join(), `steps` calls of step() since the last join().
+        `joins` is the number of calls of join(). `steps` is the number of calls of step() since the
+        last join().
         """
         if not self.every or self._warned or steps % self.every:
             return 0
-        if self._compared == (joins, steps):  # an earlier round of this step has compared models
+        if self._compared == (joins, steps):  # an earlier round in this step has compared models
             return 0
         self._compared = joins, steps
         text = json.dumps(self._describe(), sort_keys=True).encode()
@@ -112,9 +119,10 @@ class ModelCheck:
         return number >> 1 or 1
 
     def compare(self, scope: str, digest: int, equal: bool, steps: int) -> None:
-        """All ranks call this after the consensus, with the largest `digest`.
+        """Looks for a difference and stores it for report(). All ranks must call this after the
+        consensus, with the largest `digest`.
 
-        Collective if digests are not `equal`.
+        Collective if the digests are not `equal`.
         """
         if digest == 0:
             return
@@ -148,8 +156,8 @@ class ModelCheck:
 
 
 def _read(scope: str, line: bytes) -> dict[str, Any]:
-    """Parses a rank's report. Raises PeerError if no rank can have written it: data between hosts
-    may be altered."""
+    """Parses a rank's report. Raises PeerError if no rank can have written the report, because
+    somebody may alter the data between hosts."""
 
     def texts(found: dict[str, str]) -> dict[str, str]:
         return {printable(name): printable(value) for name, value in found.items()}
@@ -167,7 +175,7 @@ def _read(scope: str, line: bytes) -> dict[str, Any]:
 
 
 class StandaloneModelCheck:
-    """Compares models in a separate call, for code without optimizer rounds."""
+    """Compares models in a separate call, for code that has no optimizer rounds."""
 
     def __init__(
         self,
@@ -177,18 +185,19 @@ class StandaloneModelCheck:
         interval: VerifyPolicy,
         remedies: Remedies,
     ) -> None:
-        """`kind`, such as "model", becomes part of the names of the calls."""
+        """`kind`, such as "model", becomes part of the calls' names."""
         self._scope = requests.Scope(kind, process_set)
         self._process_set = process_set
         self._every = interval.every
         self._equality = ModelCheck(describe, process_set, interval, remedies)
-        self._steps: Counter[int] = Counter()  # key: number of earlier join() calls
+        self._steps: Counter[int] = Counter()  # keyed by the number of earlier join() calls
         self._world = 0
 
     def before_step(self) -> None:
-        """Call this in each step on all ranks. Collective in the first step and at comparisons.
+        """Compares models if a comparison is due. All ranks must call this in each step. It is
+        collective in the first step and at comparisons.
 
-        Warns about a difference, or raises MismatchError.
+        Warns about a difference or raises MismatchError.
         """
         process_set = self._process_set
         if not process_set.included() or (process_set.size() == 1 and not may_grow()):
@@ -209,7 +218,8 @@ class StandaloneModelCheck:
             return
         own = np.array([[digest, self._every]], np.int64)
         digests, intervals = allgather(own, name=name, process_set=process_set).T.tolist()
-        # Uses the ranks' shortest interval: with different intervals, ranks would wait for others.
+        # All ranks use the shortest interval. With different intervals, some would wait for the
+        # others.
         self._equality.every = min((every for every in intervals if every), default=0)
         equal = len(set(digests)) == 1
         self._equality.compare(self._scope.name, max(digests), equal, steps)
@@ -219,10 +229,11 @@ class StandaloneModelCheck:
 def explain(
     reports: Reports, remedies: Remedies, equal: int | None, joined: bool = False
 ) -> str | None:
-    """Describes how the ranks' models differ, and the probable cause; None if models are equal.
+    """Describes how the ranks' models differ, and the probable cause. Returns None if they are
+    equal.
 
-    `equal`: the number of steps after which models were last equal; None if they never were.
-    `joined`: True if a rank has called join() since then.
+    `equal` is the number of steps after which models were last equal, or None if they never were.
+    `joined` is True if a rank has called join() since then.
     """
     arrays, state = (
         {name: groups for name, groups in _differences(reports, what) if all(groups)}
@@ -255,7 +266,8 @@ def explain(
 
 
 def _differences(reports: Reports, what: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
-    """Yields (name, value -> ranks that have it) for each difference. Value "" means missing."""
+    """Yields, for each difference, the name and a dict from each value to the ranks that have it.
+    The value "" means that a rank lacks the name."""
     names = dict.fromkeys(name for one in reports for name in one[what])
     for name in names:
         groups: defaultdict[str, list[int]] = defaultdict(list)
@@ -266,7 +278,8 @@ def _differences(reports: Reports, what: str) -> Iterator[tuple[str, dict[str, l
 
 
 def _apart(reports: Reports, all_groups: Iterable[dict[str, list[int]]]) -> str:
-    """Names the ranks that differ from the majority; if there is none, from the first group."""
+    """Returns a text that names the ranks outside the largest group of ranks with equal values. If
+    groups are equally large, the first one counts as the largest."""
     others: set[int] = set()
     for groups in all_groups:
         most = max(groups.values(), key=len)

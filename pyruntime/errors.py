@@ -13,7 +13,7 @@ from types import FrameType
 
 
 class FarandoleError(RuntimeError):
-    """Any failure of the runtime. Subclasses tell the kind of failure."""
+    """Any failure of the runtime. Subclasses distinguish the kinds of failure."""
 
 
 class MismatchError(FarandoleError):
@@ -27,7 +27,8 @@ class PeerError(FarandoleError):
 class StallError(FarandoleError):
     """A deadline passed. The text names the tensor and the ranks that are missing."""
 
-    under_way = False  # True: a `timeout=` passed; the call continues, and you may wait again
+    # True if a `timeout=` has passed. The call continues, and you may wait for it again.
+    under_way = False
 
 
 class ShutdownError(FarandoleError):
@@ -39,35 +40,36 @@ class LibraryError(FarandoleError):
 
 
 class CheckpointError(FarandoleError):
-    """A commit of elastic training cannot be written or read. The text names the cause: damaged,
-    missing, from a different job, or writable by another user."""
+    """A commit of elastic training cannot be written or read. The text names the cause: the commit
+    is damaged, is missing, is from a different job, or can be changed by another user."""
 
 
-# Errors after which elastic training restarts. Others, such as MismatchError, are bugs of the
+# Errors after which elastic training restarts. Others, such as MismatchError, are bugs in the
 # program.
 RETRIED = (PeerError, StallError, LibraryError)
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts were added or removed, so the current attempt of elastic training ends. Not a
+    """Hosts were added or removed, so elastic training ends its current attempt. This is not a
     failure."""
 
     def __init__(self, skip_sync: bool = False, leaving: bool = False) -> None:
-        """`skip_sync`: no rank is new, so no rank needs the state of another. `leaving`: every rank
-        ends here; training may continue in other processes."""
+        """`skip_sync` is True if no rank is new, so that no rank needs another rank's state.
+        `leaving` is True if every rank ends now; training may continue in other processes."""
         super().__init__("the job's hosts are changing")
         self.skip_sync, self.leaving = skip_sync, leaving
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Never raised, because no build depends on a framework version. For scripts that catch it."""
+    """Exists only for scripts that catch this error. farandole never raises it, because no build
+    depends on a framework's version."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"built for {name} {version}, but {installed_version} is installed")
         self.name, self.version, self.installed_version = name, version, installed_version
 
 
-# FARANDOLE_E_* of farandole.h, in order; code 0 is success.
+# The classes for FARANDOLE_E_* in farandole.h, in the same order. Code 0 means success.
 _CLASSES: tuple[type[Exception], ...] = (
     FarandoleError,  # INTERNAL = 1
     ValueError,  # ARGUMENT
@@ -81,18 +83,19 @@ _CLASSES: tuple[type[Exception], ...] = (
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """`rank 3` or `ranks 0, 3`, for error texts."""
+    """Returns a text such as `rank 3` or `ranks 0, 3`."""
     found = sorted(ranks)
     return ("rank " if len(found) == 1 else "ranks ") + ", ".join(map(str, found))
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 rank` or `3 ranks`, for texts."""
+    """Returns a text such as `1 rank` or `3 ranks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def error_text(reason: BaseException) -> str:
-    """An exception's text, safe to print on a terminal. Omits the number of an OSError."""
+    """Returns an exception's text in a form that is safe to print on a terminal. Omits the number
+    of an OSError."""
     text = str(reason)
     if isinstance(reason, OSError) and reason.strerror:
         text = f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
@@ -102,7 +105,8 @@ def error_text(reason: BaseException) -> str:
 def printable(text: str, lines: bool = False) -> str:
     """Escapes control characters in a text from another process, so that a terminal can show it.
 
-    Names may hold escape sequences, or characters that reorder a line. `lines`: keeps line ends.
+    Names may contain escape sequences or characters that reorder a line. If `lines`, keeps line
+    ends and tabs.
     """
     if text.isprintable():
         return text
@@ -112,7 +116,8 @@ def printable(text: str, lines: bool = False) -> str:
 
 
 def from_code(code: int, text: str) -> Exception:
-    """The exception for an error code of C; FarandoleError for an unknown code."""
+    """Returns the exception for an error code of the core. For an unknown code, this is a
+    FarandoleError."""
     kind = _CLASSES[code - 1] if 1 <= code <= len(_CLASSES) else FarandoleError
     return kind(printable(text, lines=True))
 
@@ -121,7 +126,7 @@ _NAMED = {kind.__name__: kind for kind in _CLASSES}
 _OURS = [name for name, kind in _NAMED.items() if issubclass(kind, FarandoleError)]
 # Finds a farandole error inside a framework's error text. The framework may append a traceback or
 # details such as " [executable_name='jit_step']". ValueError and TypeError need the prefix
-# "farandole.", because other code raises such errors, too.
+# "farandole.", because other code also raises such errors.
 _EMBEDDED = re.compile(
     rf"(?:farandole\.(ValueError|TypeError)|\b({'|'.join(_OURS)})): (.*?)"
     r"(?=\s+Traceback \(|(?: \[\w+='[^'\n]*'\])*\Z)",
@@ -131,7 +136,8 @@ _EMBEDDED = re.compile(
 
 @contextlib.contextmanager
 def retyped(framework: type[Exception]) -> Iterator[None]:
-    """Context: raises farandole's own error in place of the framework's error that contains it."""
+    """Context manager that raises farandole's own error in place of a framework's error that
+    contains it."""
     try:
         yield
     except framework as reason:
@@ -142,7 +148,8 @@ def retyped(framework: type[Exception]) -> Iterator[None]:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warns at the program's line that called farandole, directly or through a framework."""
+    """Issues a warning for the program's line that called farandole, directly or through a
+    framework."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _package_of(frame) in _BETWEEN:
         frame = frame.f_back
@@ -153,10 +160,10 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 def without_frames(reason: Exception) -> Exception:
-    """Drops traceback frames inside farandole and torch, so that the traceback ends at or near a
+    """Removes traceback frames inside farandole and torch, so that the traceback ends at or near a
     line of the program.
 
-    Keeps all frames if other code has raised the error, or if the error is a bug of farandole.
+    Keeps all frames if other code has raised the error or if the error is a bug in farandole.
     """
     meant = (FarandoleError, TypeError, ValueError, NotImplementedError)
     if not isinstance(reason, meant) or not _is_within_libraries(reason):
@@ -172,13 +179,14 @@ def _is_within_libraries(reason: BaseException) -> bool:
 
 
 _LIBRARIES = ("farandole", "farandole_autoload", "torch")
-# Packages whose frames warn() skips to find the program's line. without_frames() keeps frames of
-# those that are not in _LIBRARIES, because these packages raise errors themselves.
+# Packages whose frames warn() skips to find the program's line. without_frames() keeps the frames
+# of packages that are not in _LIBRARIES, because those packages raise errors themselves.
 _BETWEEN = (*_LIBRARIES, "horovod", "importlib", "contextlib", "keras", "tensorflow", "jax")
 
 
 def _is_library(frame: FrameType) -> bool:
-    """True for frames of farandole, and of torch, which calls farandole for the program."""
+    """Returns True for frames of farandole and for frames of torch, which calls farandole on behalf
+    of the program."""
     return _package_of(frame) in _LIBRARIES
 
 

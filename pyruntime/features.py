@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's queries about this build and this run, such as nccl_built(). Public calls."""
+"""Public calls with which Horovod programs query this build and this run, such as nccl_built()."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farandole.start.mpi_ranks import Mpi
 
 
 def mpi_enabled() -> bool:
-    """True if the ranks found each other through MPI. Never raises.
+    """Returns True if the ranks found each other through MPI. Never raises.
 
     Examples:
         >>> hvd.mpi_enabled() or hvd.size() == 1
@@ -19,7 +19,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """True if several threads may call MPI. Raises ValueError if MPI is not in use.
+    """Returns True if several threads may call MPI. Raises ValueError if MPI is not in use.
 
     Examples:
         >>> not hvd.mpi_enabled() or hvd.mpi_threads_supported()
@@ -32,7 +32,7 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_built() -> bool:
-    """True: farandole finds MPI at run time.
+    """Returns True, because farandole finds MPI at run time.
 
     Examples:
         >>> hvd.mpi_built()
@@ -42,7 +42,8 @@ def mpi_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code (22707 for 2.27.7), found at run time; 0 without a GPU or NCCL.
+    """Returns the version code of the NCCL found at run time (22707 for 2.27.7), or 0 without a GPU
+    or NCCL.
 
     Examples:
         >>> hvd.nccl_built() == 0 or hvd.cuda_built()
@@ -52,7 +53,7 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """True if this process can use a GPU. farandole finds the driver at run time.
+    """Returns True if this process can use a GPU. farandole finds the driver at run time.
 
     Examples:
         >>> hvd.cuda_built() in (True, False)
@@ -62,7 +63,7 @@ def cuda_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """False: farandole has its own shared-memory backend.
+    """Returns False, because farandole has its own shared-memory backend.
 
     Examples:
         >>> hvd.gloo_enabled()
@@ -72,7 +73,7 @@ def gloo_enabled() -> bool:
 
 
 def gloo_built() -> bool:
-    """False: farandole has its own shared-memory backend.
+    """Returns False, because farandole has its own shared-memory backend.
 
     Examples:
         >>> hvd.gloo_built()
@@ -82,7 +83,7 @@ def gloo_built() -> bool:
 
 
 def rocm_built() -> bool:
-    """False: farandole has no ROCm backend.
+    """Returns False, because farandole has no ROCm backend.
 
     Examples:
         >>> hvd.rocm_built()
@@ -92,7 +93,7 @@ def rocm_built() -> bool:
 
 
 def ddl_built() -> bool:
-    """False: farandole does not support IBM DDL.
+    """Returns False, because farandole does not support IBM DDL.
 
     Examples:
         >>> hvd.ddl_built()
@@ -102,7 +103,7 @@ def ddl_built() -> bool:
 
 
 def ccl_built() -> bool:
-    """False: farandole does not use oneCCL.
+    """Returns False, because farandole does not use oneCCL.
 
     Examples:
         >>> hvd.ccl_built()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves and restores objects that have a state, such as optimizers, among the values of an elastic
-State. For elastic.py, on the training thread.
+State. elastic.py uses this module on the training thread.
 
-A handler saves such an object in place, and values around it are deep-copied. The copies refer to
-the same object, because a copied scheduler would change a copied optimizer.
+A handler saves and restores such an object's state in place. The values around the object are
+deep-copied, but the copies refer to the same object. If the object were copied as well, a copied
+scheduler would change a copied optimizer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from farandole.objects import allgather_object, broadcast_object
 
 T = TypeVar("T", bound=Any)
 
-# Types that have no parts. Deep copies share these values.
+# Types whose values have no parts. Deep copies share these values.
 _ATOMS = frozenset(
     {
         *(bool, int, float, complex, str, bytes, NoneType, type),
@@ -36,8 +37,9 @@ _WITHOUT_ORDER = (set, frozenset)
 class StateHandler(Generic[T]):
     """Saves, restores and synchronises one object through its state_dict().
 
-    For objects that need more, derive a class and register() it. The thread that trains calls all
-    methods. sync() is a collective: every rank of the world calls it in the same order.
+    For objects that need more than that, derive a class and register() it. All methods are called
+    on the training thread. sync() is a collective, so every rank of the world must call it in the
+    same order.
     """
 
     def __init__(self, value: T) -> None:
@@ -50,7 +52,7 @@ class StateHandler(Generic[T]):
         self.saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Loads the state that was saved last."""
+        """Loads the last saved state into the object."""
         self.value.load_state_dict(copy.deepcopy(self.saved))
 
     def sync(self) -> None:
@@ -59,7 +61,7 @@ class StateHandler(Generic[T]):
         self.save()
 
     def reset(self) -> None:
-        """Called after a restart; the number of ranks may have changed."""
+        """Hook that is called after a restart. The number of ranks may have changed."""
 
     def set_value(self, value: T) -> None:
         """Replaces the object, then saves its state."""
@@ -71,7 +73,8 @@ registry: list[tuple[type, type[StateHandler[Any]]]] = []  # the first type that
 
 
 def handler_of(value: Any) -> type[StateHandler[Any]] | None:
-    """The handler class for an object; None for a plain value, which needs no handler."""
+    """Returns the handler class for an object, or None for a plain value, which needs no
+    handler."""
     if type(value) in _ATOMS or isinstance(value, type):
         return None
     for kind, handler in registry:
@@ -82,13 +85,13 @@ def handler_of(value: Any) -> type[StateHandler[Any]] | None:
 
 
 def find_objects(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Finds the objects within `values` that have a handler; the keys are their paths.
+    """Finds the objects within `values` that have a handler. Returns them by path.
 
-    Searches wherever copy.deepcopy() would copy, in an order that is equal on all ranks. Raises
+    Searches everything that copy.deepcopy() would copy, in the same order on all ranks. Raises
     TypeError if a set holds several such objects, because sets have no order.
     """
     found: dict[str, Any] = {}
-    seen: dict[int, Any] = {}  # id -> object; holding the objects prevents reuse of their ids
+    seen: dict[int, Any] = {}  # by id; holding the objects prevents reuse of their ids
 
     def look(path: str, value: Any) -> None:
         if handler_of(value) is not None:
@@ -145,18 +148,18 @@ def _members(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class Handlers:
-    """The handlers of a state's objects. A handler exists as long as the state contains its
+    """The handlers for a state's objects. A handler exists as long as the state contains its
     object."""
 
     def __init__(self) -> None:
-        self._found: dict[str, StateHandler[Any]] = {}  # key: the object's first path
+        self._found: dict[str, StateHandler[Any]] = {}  # keyed by the object's first path
 
     def _by_object(self) -> dict[int, StateHandler[Any]]:
         return {id(handler.value): handler for handler in self._found.values()}
 
     def save(self, values: dict[str, Any], only: Any = None) -> Saved:
-        """Saves the objects within `values`, then returns copy(values). `only`: saves this object
-        alone; the other objects keep their last saved state."""
+        """Saves the objects within `values`, then returns copy(values). If `only` is given, saves
+        only this object; the other objects keep their last saved states."""
         before, self._found = self._by_object(), {}
         for path, value in _firsts(find_objects(values)).items():
             handler = before.get(id(value))
@@ -168,13 +171,13 @@ class Handlers:
         return self.copy(values)
 
     def copy(self, values: dict[str, Any]) -> Saved:
-        """Deep-copies the values, and adds the states that handlers have saved."""
+        """Deep-copies the values and adds the states that the handlers have saved."""
         objects = {id(handler.value): handler.value for handler in self._found.values()}
         parts = {path: Part(x.value, x.saved) for path, x in self._found.items()}
         return Saved(copy.deepcopy(values, objects), parts)
 
     def restore(self, saved: Saved) -> dict[str, Any]:
-        """Restores the objects' states; returns a copy of the values."""
+        """Restores the objects' states. Returns a copy of the values."""
         before, self._found = self._by_object(), {}
         for path, (value, state) in saved.parts.items():
             handler = self._found[path] = before.get(id(value)) or _made(value)
@@ -183,12 +186,13 @@ class Handlers:
         return self.copy(saved.values).values
 
     def reset(self) -> None:
-        """Called after a restart. Resets all handlers."""
+        """Resets all handlers. Called after a restart."""
         for handler in self._found.values():
             handler.reset()
 
     def sync(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Returns rank 0's values, with this rank's objects, into which rank 0's states are loaded.
+        """Returns rank 0's values. In them, this rank's objects replace those of rank 0, after rank
+        0's states have been loaded into them.
 
         Collective. Raises ValueError on all ranks if any rank lacks an object that rank 0 has.
         """
@@ -231,7 +235,8 @@ def _name(value: Any) -> str:
 
 
 class _Transfer:
-    """Pickles rank 0's values without their objects. Receivers insert their objects, by path."""
+    """Pickles rank 0's values without the objects that have a state. Each receiver inserts its own
+    objects, by path."""
 
     def __init__(self, values: Any, found: Mapping[str, Any], data: bytes = b"") -> None:
         firsts = _firsts(found)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds packages, MPI and GPU libraries in the places where the core looks for them. For `farandole
-doctor`, init() and Horovod's queries."""
+"""Finds packages, MPI and GPU libraries in the places where the core looks for them. Used by
+`farandole doctor`, init() and Horovod's queries."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from farandole.config import setting
 from farandole.start.launchers import promised_ranks
 from farandole.trust import safe_working_folder
 
-# Packages that lie in other folders in an editable install.
+# Packages that are in other folders in an editable install.
 _PARTS = ("torch", "numpy", "cupy", "jax", "keras", "tensorflow", "c10d", "extras")
 
 
 def own_folders() -> list[str]:
-    """The folders that hold farandole's modules."""
+    """Returns the folders that contain farandole's modules."""
     found = [importlib.util.find_spec(f"farandole.{part}") for part in _PARTS]
     places = [spec.submodule_search_locations or [] for spec in found if spec]
     return [str(Path(__file__).parent), *(folder for place in places for folder in place)]
 
 
 def version(package: str) -> str:
-    """The version of an installed package, or ""."""
+    """Returns the version of a package, or "" if it is not installed."""
     from importlib import metadata  # imported late: it imports much
 
     try:
@@ -43,7 +43,8 @@ def version(package: str) -> str:
 
 @contextlib.contextmanager
 def needs(module: str, adapter: str, name: str, remedy: str) -> Iterator[None]:
-    """Context for an adapter's imports. If the library is missing, the error names the remedy."""
+    """Context manager for an adapter's imports. If the library is missing, raises an error that
+    names the remedy."""
     try:
         yield
     except ModuleNotFoundError as reason:
@@ -58,18 +59,19 @@ class LoadedMpi:
     """The MPI library that this process has loaded."""
 
     file: str
-    interface: str  # the MPI whose ABI the library has; "" if the core does not know the ABI
+    # The MPI implementation whose ABI the library has, or "" if the core does not know the ABI.
+    interface: str
     version: str
 
 
 def loaded_mpi() -> LoadedMpi | None:
-    """The MPI that the core found loaded in this process, or None."""
+    """Returns the MPI library that is loaded in this process, or None if the core found none."""
     lines = read_string(lib.farandole_mpi).split("\n")
     return LoadedMpi(*lines) if len(lines) > 1 else None
 
 
 def addresses() -> list[tuple[str, str]]:
-    """(interface, address) for each address that the core announces to other hosts.
+    """Returns a pair (interface, address) for each address that the core announces to other hosts.
 
     Raises ValueError if FARANDOLE_INTERFACE excludes every address.
     """
@@ -78,7 +80,8 @@ def addresses() -> list[tuple[str, str]]:
 
 
 def mpi_library() -> str:
-    """The version text of the MPI that mpi4py loads. Raises ImportError or RuntimeError on failure.
+    """Returns the version text of the MPI that mpi4py loads. Raises ImportError or RuntimeError on
+    failure.
 
     Initialises MPI only if a launcher has started this process.
     """
@@ -93,17 +96,18 @@ def mpi_library() -> str:
 
 
 def nvidia_folders() -> list[str]:
-    """Library folders of NVIDIA's wheels, if they are installed."""
+    """Returns the library folders of those NVIDIA wheels that are installed."""
     found = importlib.util.find_spec("nvidia")
     places = (found and found.submodule_search_locations) or ()
     return [str(path) for place in places for path in sorted(Path(place).glob("*/lib"))]
 
 
 def open_library(variable: str, names: Sequence[str]) -> tuple[Any, str]:
-    """Opens a library. Returns (library, file), or (None, "") if none can be opened.
+    """Opens a library. Returns the library and its file, or (None, "") if none can be opened.
 
-    `variable` names the setting that holds the library's path. If it is empty, tries in order: the
-    library that this process has loaded, NVIDIA's wheels, the path of the dynamic loader.
+    `variable` names the setting that holds the library's path. If the setting is empty, tries in
+    this order the library that this process has loaded, NVIDIA's wheels, and the dynamic loader's
+    path.
     """
     chosen = setting(variable)
     paths = [Path(folder, name) for name in names for folder in nvidia_folders()]
@@ -116,7 +120,7 @@ def open_library(variable: str, names: Sequence[str]) -> tuple[Any, str]:
 
 
 def mapped_files(name: str) -> list[str]:
-    """Files with names NAME.so* that are mapped into this process."""
+    """Returns the files named NAME.so* that are mapped into this process."""
     lines = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}.so" in line}
     return sorted(paths)
@@ -127,13 +131,13 @@ def _file_of(name: str) -> str:
 
 
 def int_from(function: Any) -> int:
-    """The int that a C function `int f(int*)` writes; 0 if the function fails."""
+    """Returns the int that a C function `int f(int*)` writes, or 0 if the function fails."""
     number = ctypes.c_int(0)
     return number.value if function(ctypes.byref(number)) == 0 else 0
 
 
 def gpu_count() -> int:
-    """Number of GPUs that this process can use."""
+    """Returns the number of GPUs that this process can use."""
     cuda, _ = open_library("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
     if cuda is None or cuda.cuInit(0) != 0:
         return 0
@@ -143,6 +147,6 @@ def gpu_count() -> int:
 
 
 def nccl_version() -> int:
-    """NCCL's version code, such as 22707 for 2.27.7; 0 if there is no NCCL."""
+    """Returns NCCL's version code, such as 22707 for 2.27.7, or 0 if there is no NCCL."""
     nccl, _ = open_library("FARANDOLE_NCCL_LIBRARY", ["libnccl.so.2"])
     return int_from(nccl.ncclGetVersion) if nccl is not None else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ProcessSet: which ranks take part in a call. process_sets.py adds and removes sets."""
+"""Defines ProcessSet, the ranks that take part in a call. process_sets.py adds and removes sets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from farandole._library import check_count, ffi, lib
 
 
 class ProcessSet:
-    """A subset of the world's ranks, in ascending order. Register it by add_process_set or init."""
+    """A subset of the world's ranks, in ascending order. Register it with add_process_set or
+    init."""
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         """Takes world ranks or, after init(), an mpi4py communicator.
 
-        Raises ValueError for a rank that is not an integer, is repeated, or is not in the world.
+        Raises ValueError for a rank that is not an integer, is repeated, or cannot be in any world.
         """
         self.process_set_id: int | None = None
         self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
@@ -40,12 +41,12 @@ class ProcessSet:
                 )
 
     def size(self) -> int | None:
-        """Number of members; None before registration."""
+        """Returns the number of members, or None before registration."""
         return None if self.process_set_id is None else len(self._members())
 
     def rank(self) -> int | None:
-        """This process's rank in the set; None before registration. Raises ValueError if this
-        process is not a member."""
+        """Returns this process's rank in the set, or None before registration. Raises ValueError if
+        this process is not a member."""
         if self.process_set_id is None:
             return None
         members, own = self._members(), topology.rank()
@@ -54,7 +55,7 @@ class ProcessSet:
         return members.index(own)
 
     def included(self) -> bool | None:
-        """True if this process is a member; None while the ranks are unknown."""
+        """Returns True if this process is a member, or None while the ranks are unknown."""
         return None if self.ranks is None else topology.rank() in self.ranks
 
     def _members(self) -> list[int]:
@@ -82,33 +83,35 @@ class _World(ProcessSet):
 
 
 global_process_set = _World()
-registered: list[ProcessSet] = []  # the world is not listed
+registered: list[ProcessSet] = []  # does not list the world
 
 
 def set_id(process_set: ProcessSet) -> int:
-    """The core's number for a set. Raises ValueError if the set is not registered."""
+    """Returns the core's number for a set. Raises ValueError if the set is not registered."""
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered: call add_process_set on every rank")
     return process_set.process_set_id
 
 
 def size_of(number: int) -> int:
-    """Number of members of the set with this number. Raises ValueError for an unknown set."""
+    """Returns the size of the set that has this number. Raises ValueError if the set is unknown."""
     return check_count(lib.farandole_set_ranks(number, ffi.NULL, 0))
 
 
 def members_of(number: int) -> list[int]:
-    """World ranks of the set with this number, ascending. Raises ValueError for an unknown set."""
+    """Returns the world ranks, in ascending order, of the set that has this number. Raises
+    ValueError if the set is unknown."""
     ranks = ffi.new("int32_t[]", size_of(number))
     lib.farandole_set_ranks(number, ranks, len(ranks))
     return list(ranks)
 
 
 def denoted(value: Any) -> list[int]:
-    """Numbers of the sets that a wrong argument may mean, so that their members get the error.
+    """Returns the numbers of the sets that a wrong argument may mean, so that their members get the
+    error.
 
-    `value` may be of any type. If it denotes no set, returns all sets of this rank, the world
-    first. Never raises.
+    `value` may be of any type. If it denotes no set, returns all sets that contain this rank, the
+    world first. Never raises.
     """
     try:
         number = getattr(value, "process_set_id", value)

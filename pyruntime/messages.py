@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""send and recv: messages between two ranks of a process set. Public calls, for any thread.
+"""The public calls send and recv, which pass messages between two ranks of a process set. They may
+be called from any thread.
 
-A send matches a receive that has the same process set, ranks and `tag`; among several, in the order
-of each rank's calls. A small message may arrive before a large one that was sent earlier. Both ends
-need the same dtype and number of elements; shapes may differ. Ranks are numbered within the process
-set. `name` appears in errors and traces only. If the ends disagree, both raise MismatchError. If a
-rank has died, left or joined, the other end raises PeerError.
+A send matches a receive that has the same process set, ranks and `tag`. If there are several, they
+match in the order of each rank's calls. A small message may arrive before a large one that was sent
+earlier. Both ends need the same dtype and number of elements, but shapes may differ. Ranks are
+numbered within the process set. `name` appears only in errors and traces. If the ends disagree,
+both raise MismatchError. If a rank has died, left or joined, the other end raises PeerError.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _C = TypeVar("_C", bound=Callable[..., Any])
 
 
 def _known(op: Op, peer: str) -> Any:
-    """Returns a function that lists the call to refuse at the other end, if its rank is known."""
+    """Returns a function that lists the call to refuse at the other end. The list is empty if the
+    other end is not known."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
         rank, tag, name = given.get(peer), given.get("tag", 0), given.get("name")
@@ -50,15 +52,15 @@ def _known(op: Op, peer: str) -> Any:
 
 
 class _Again(RepeatedCall):
-    """A repeated message: the same arguments, and an array of the same form on a CPU."""
+    """A message that is repeated with the same arguments and an array of the same form on a CPU."""
 
     __slots__ = ("_collect", "_source", "_what")
 
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, source: int | None, first: Handle[Any]
     ) -> None:
-        """`source`: the sender's rank in the process set if it is known. `first`: the handle of the
-        first such call."""
+        """`source` is the sender's rank in the process set if it is known. `first` is the handle of
+        the first such call."""
         super().__init__(call, array, buffer, call.op is Op.RECEIVE, first._timeout)
         self._plain = False
         self._source = source
@@ -97,17 +99,19 @@ def send_async(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[None]:
-    """Starts to send an array to rank `destination`, which receives it by recv. Returns a handle.
+    """Starts to send an array to rank `destination`, which must receive it with recv. Returns a
+    handle.
 
-    A send matches the receive of the same process set, ranks and `tag`, in the order of calls. Both
-    need the same dtype and number of elements; shapes may differ. Do not write to the array until
-    the handle is done, which may take until the receive is posted. wait() returns None.
+    A send matches the receive that has the same process set, ranks and `tag`, in the order of
+    calls. Both ends need the same dtype and number of elements, but shapes may differ. Do not write
+    to the array until the handle is done, which may take until the receive is posted. wait()
+    returns None.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
     - destination: a rank of the process set.
     - tag: an int from 0 to 2**63 - 1, equal at both ends.
-    - name: appears in errors and traces only.
-    - process_set: the set in which ranks count, by default the world.
+    - name: appears only in errors and traces.
+    - process_set: the set within which ranks are numbered, by default the world.
     - timeout: seconds until a wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -143,15 +147,15 @@ def recv_async(
 ) -> Handle[int]:
     """Starts to receive a message from rank `source` into `tensor`. Returns a handle.
 
-    A receive matches the send of the same process set, ranks and `tag`, in the order of calls. Both
-    need the same dtype and number of elements; shapes may differ. Do not touch the array until the
-    handle is done. wait() returns the sender's rank in the process set.
+    A receive matches the send that has the same process set, ranks and `tag`, in the order of
+    calls. Both ends need the same dtype and number of elements, but shapes may differ. Do not touch
+    the array until the handle is done. wait() returns the sender's rank in the process set.
 
     - tensor: a contiguous, writable array of integers, floats, bool or complex, on a CPU or GPU.
-    - source: a rank of the process set; None accepts any.
+    - source: a rank of the process set. None accepts a message from any rank.
     - tag: an int from 0 to 2**63 - 1, equal at both ends.
-    - name: appears in errors and traces only.
-    - process_set: the set in which ranks count, by default the world.
+    - name: appears only in errors and traces.
+    - process_set: the set within which ranks are numbered, by default the world.
     - timeout: seconds until a wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -177,8 +181,8 @@ def recv_async(
 
 
 def refuse_receive(reason: Exception, source: int | None, **terms: Any) -> Exception:
-    """Tells the sender why this rank cannot receive; returns the error to raise. `terms`: other
-    arguments of recv_async(). For adapters that receive into a copy."""
+    """Tells the sender why this rank cannot receive, and returns the error to raise. `terms` holds
+    the other arguments of recv_async(). Used by adapters that receive into a copy."""
     refuse_all(_known(Op.RECEIVE, "source")({"source": source, **terms}), reason)
     return told(reason)
 
@@ -201,17 +205,17 @@ def send(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> None:
-    """Sends an array to rank `destination` of the process set, which receives it by recv.
+    """Sends an array to rank `destination` of the process set, which must receive it with recv.
 
-    A send matches the receive of the same process set, ranks and `tag`, in the order of calls. Both
-    need the same dtype and number of elements; shapes may differ. Returns when you may write to the
-    array again, which may take until the receive is posted.
+    A send matches the receive that has the same process set, ranks and `tag`, in the order of
+    calls. Both ends need the same dtype and number of elements, but shapes may differ. Returns when
+    you may write to the array again, which may take until the receive is posted.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
     - destination: a rank of the process set.
     - tag: an int from 0 to 2**63 - 1, equal at both ends.
-    - name: appears in errors and traces only.
-    - process_set: the set in which ranks count, by default the world.
+    - name: appears only in errors and traces.
+    - process_set: the set within which ranks are numbered, by default the world.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -239,14 +243,14 @@ def recv(
 ) -> int:
     """Receives a message from rank `source` into `tensor`. Returns the sender's rank.
 
-    A receive matches the send of the same process set, ranks and `tag`, in the order of calls. Both
-    need the same dtype and number of elements; shapes may differ.
+    A receive matches the send that has the same process set, ranks and `tag`, in the order of
+    calls. Both ends need the same dtype and number of elements, but shapes may differ.
 
     - tensor: a contiguous, writable array of integers, floats, bool or complex, on a CPU or GPU.
-    - source: a rank of the process set; None accepts any.
+    - source: a rank of the process set. None accepts a message from any rank.
     - tag: an int from 0 to 2**63 - 1, equal at both ends.
-    - name: appears in errors and traces only.
-    - process_set: the set in which ranks count, by default the world.
+    - name: appears only in errors and traces.
+    - process_set: the set within which ranks are numbered, by default the world.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcast and allgather of Python objects, as pickled bytes of any size. Public calls, for any
-thread.
+"""Public calls that broadcast and allgather Python objects, as pickled bytes of any size. They may
+be called from any thread.
 
 Unpickling runs code, so farandole must not unpickle bytes that somebody has altered between hosts.
-A call of at most 1 KiB announces the length and digest of each pickle. Such calls travel in control
-messages, whose MAC and sequence number nobody can forge or replay.
+Before each pickle, a call of at most 1 KiB announces the pickle's length and digest. Such small
+calls travel in control messages, which nobody can forge or replay, because they have a MAC and a
+sequence number.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from farandole.ops.gathers import grouped_allgather_rows
 
 T = TypeVar("T")
 _LENGTH = "{}.length"
-_COUNT, _DIGEST = 8, 32  # bytes of an announcement: the pickle's length (little-endian) and digest
+# Numbers of bytes in an announcement, which holds the pickle's length (little-endian) and digest.
+_COUNT, _DIGEST = 8, 32
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def _between_hosts() -> bool:
-    """True if the job spans several hosts. Equal on all ranks."""
+    """Returns True if the job spans several hosts. The result is equal on all ranks."""
     return topology.local_size() < topology.size()
 
 
@@ -42,7 +44,8 @@ def _pickled(obj: Any) -> Bytes:
 
 
 def _digest(data: Bytes) -> bytes:
-    """Digest of a pickle. On one host, zeros: only processes of this user can reach the bytes."""
+    """Returns the digest of a pickle. On one host, returns zeros, because only this user's
+    processes can reach the bytes there."""
     if not _between_hosts():
         return bytes(_DIGEST)
     return hashlib.blake2b(data.data, digest_size=_DIGEST).digest()
@@ -57,7 +60,7 @@ def _length(head: Bytes) -> int:
 
 
 def _opened(data: Bytes, head: Bytes, rank: int, call: str, name: str | None) -> Any:
-    """Unpickles the object of `rank`. Raises PeerError if the digest is not the announced one."""
+    """Unpickles the object of `rank`. Raises PeerError if its digest is not the announced one."""
     if _digest(data) != head[_COUNT:].tobytes():
         raise PeerError(
             f"{call}{'' if name is None else f' {name!r}'}: the object of rank {rank} was altered "
@@ -96,14 +99,15 @@ def broadcast_object(
 ) -> Any:
     """Sends the object of `root_rank` to every rank and returns it. The root gets its own object.
 
-    Objects may have any size, even over 2 GiB. Arguments of the other ranks are ignored and may be
-    None. If pickling fails on the root, all ranks raise the root's error. If somebody has altered
-    the object between hosts, it is not unpickled, and the rank raises PeerError.
+    Objects may have any size, even over 2 GiB. The `obj` of ranks other than the root is ignored
+    and may be None. If pickling fails on the root, all ranks raise the root's error. If somebody
+    has altered the object between hosts, the receiving rank does not unpickle it and raises
+    PeerError.
 
     - obj: any object that cloudpickle can pickle.
     - root_rank: the sender's rank in the world. It must be a member of the process set.
-    - name, process_set: calls match by name, else by order, within this set.
-    - timeout: seconds until each wait raises StallError; None: no limit.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - timeout: seconds until each wait raises StallError. None means no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -122,7 +126,7 @@ def broadcast_object(
         broadcast_(head, root, name=length_name, process_set=process_set, timeout=timeout)
         if not is_root:
             data = np.empty(_length(head), np.uint8)
-        elif not data.flags.writeable:  # broadcast_ takes writable arrays only
+        elif not data.flags.writeable:  # broadcast_ accepts only writable arrays
             data = np.asarray(memoryview(bytearray(data)))
         broadcast_(data, root, bytes_name, process_set, timeout=timeout)
         return obj if is_root else _opened(data, head, root, "broadcast_object", name)
@@ -140,13 +144,13 @@ def allgather_object(
 ) -> list[T]:
     """Returns every rank's object, of any size, in rank order.
 
-    The list has an entry for each member of the set: None for a member that has joined. If pickling
-    fails on a rank, all ranks raise its error. If somebody has altered an object between hosts, it
-    is not unpickled, and the rank raises PeerError.
+    The list has one entry for each member of the set. The entry is None for a member that has
+    joined. If pickling fails on a rank, all ranks raise that rank's error. If somebody has altered
+    an object between hosts, the receiving rank does not unpickle it and raises PeerError.
 
     - obj: any object that cloudpickle can pickle.
-    - name, process_set: calls match by name, else by order, within this set.
-    - timeout: seconds until each wait raises StallError; None: no limit.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - timeout: seconds until each wait raises StallError. None means no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -158,7 +162,7 @@ def allgather_object(
     head = _head(data)
 
     def parts_of(mine: Bytes, its_name: str | None) -> list[Bytes]:
-        """Each member's bytes; no bytes from a member that has joined."""
+        """Returns each member's bytes. A member that has joined sends none."""
         common: Any = {"name": its_name, "process_set": process_set, "timeout": timeout}
         ((packed, rows),) = grouped_allgather_rows([mine], **common).wait()
         return np.split(packed, np.cumsum(rows)[:-1])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers for commands: option types for argparse, and checks before work starts."""
+"""Helpers for commands: option types for argparse, and checks that commands make before they start
+work."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ PrintLine = Callable[[str], None]  # prints a line
 
 
 def rank_zero_printer(rank: int) -> PrintLine:
-    """Returns a function that prints and flushes on rank 0, and does nothing on other ranks."""
+    """Returns a function that prints and flushes on rank 0 and does nothing on other ranks."""
     return functools.partial(print, flush=True) if rank == 0 else lambda line: None
 
 
 def why_unwritable(path: Path | None) -> str:
-    """Why a file can't be written, or "". A `path` of None means that no file is to be written."""
+    """Returns the reason why a file can't be written, or "" if it can. A `path` of None means that
+    no file is to be written."""
     if path is None:
         return ""
     if path.is_dir():
@@ -32,7 +34,7 @@ def why_unwritable(path: Path | None) -> str:
 
 
 def int_at_least(least: int) -> Callable[[str], int]:
-    """Option type for argparse: an integer of at least `least`."""
+    """Returns an option type for argparse that accepts integers of at least `least`."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -43,7 +45,7 @@ def int_at_least(least: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Option type for argparse: a positive number of seconds."""
+    """Option type for argparse that accepts a positive number of seconds."""
     if not 0 < float(text) < float("inf"):
         raise argparse.ArgumentTypeError("must be more than 0 seconds")
     return float(text)

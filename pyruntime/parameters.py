@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcasts a model's arrays before training. Public in farandole.numpy and farandole.cupy; the
-torch adapter uses some of the functions.
+"""Broadcasts a model's arrays before training. farandole.numpy and farandole.cupy publish these
+calls, and the torch adapter uses some of the functions.
 
-A model is an array of any framework that has an adapter, or a dict or list of models.
+A model is either an array of any framework that has an adapter, or a dict or list of models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farandole.objects import allgather_object
 from farandole.ops import broadcast_async_
 
 PARAMETERS = "broadcast_parameters"  # default name of broadcast_parameters' calls
-_MOST_NAMES = 5  # limit for the parameters that an error lists
+_MOST_NAMES = 5  # most parameters that an error lists
 
 
 def _is_pair(value: Any) -> bool:
@@ -31,7 +31,8 @@ def _is_pair(value: Any) -> bool:
 
 
 def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (name, array) in the same order on all ranks: dicts by key, lists by position.
+    """Yields pairs (name, array) in the same order on all ranks. Dicts are ordered by key, lists by
+    position.
 
     The name is the array's path, such as "encoder.weights.0". If a list holds a (name, array) pair,
     that name replaces the position in the path.
@@ -63,7 +64,7 @@ def agree_on_parameters(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> None:
-    """Raises ValueError on all ranks if names or roots differ. Collective."""
+    """Raises ValueError on all ranks if names or roots differ between ranks. Collective."""
     mine = list(names), root_rank
     if equal_on_all_ranks(mine, call, process_set, timeout):
         return
@@ -78,7 +79,8 @@ def agree_on_parameters(
 
 
 def _differences(known: dict[int, list[str]]) -> str:
-    """Names the ranks that lack a parameter. If no rank does, names two whose order differs."""
+    """Returns a text that names the ranks that lack a parameter. If no rank lacks one, the text
+    names two ranks that have the parameters in different orders."""
     lacking: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for names in known.values() for name in names):
         ranks = [rank for rank, names in known.items() if name not in names]
@@ -98,11 +100,12 @@ def _differences(known: dict[int, list[str]]) -> str:
 def broadcast_all(
     named: Sequence[tuple[str, Any]], root: int, process_set: ProcessSet, timeout: float | None
 ) -> None:
-    """Broadcasts named arrays in place and waits for all of them. Raises the first failure.
+    """Broadcasts named arrays in place and waits for all broadcasts. Raises the first failure.
 
-    If arrays share memory (tied weights), each starts only when the one before it has ended; all
-    other arrays start at once. This cannot deadlock, even if ranks tie different arrays. After a
-    failure, the remaining broadcasts still run, so that no peer waits.
+    If arrays share memory, as tied weights do, the broadcast of each starts only when the previous
+    one has ended. All other broadcasts start at once. This cannot deadlock, even if ranks tie
+    different arrays. After a failure, the remaining broadcasts still run, so that no peer waits for
+    them.
     """
     handles: list[Handle[Any] | None] = [None] * len(named)
     failures: list[Exception] = []
@@ -144,17 +147,20 @@ def broadcast_parameters(
     name: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Overwrites each array with the root's values, in place. Any dtypes and shapes.
+    """Overwrites each array with the root's values, in place. Arrays may have any dtypes and
+    shapes.
 
-    If calls come from several threads, give each a `name`. If one rank has an error, all ranks
-    raise it: TypeError for members that are not arrays; ValueError for arrays that can't be written
-    in place, and for different names or roots; MismatchError for different shapes or dtypes.
+    If several threads make such calls, give each call a `name`. If one rank has an error, all ranks
+    raise it. The error is a TypeError for members that are not arrays, a ValueError for arrays that
+    can't be written in place and for different names or roots, and a MismatchError for different
+    shapes or dtypes.
 
-    - params: an array, or a dict or list of arrays or (name, array) pairs, nested at will.
-    - root_rank: the sender's rank in the world; it must be a member of the process set.
+    - params: an array, or a dict or list of arrays or (name, array) pairs. Dicts and lists may be
+      nested.
+    - root_rank: the sender's rank in the world. It must be a member of the process set.
     - process_set: the ranks that take part, by default all.
     - name: prefix of the calls' names. None uses one prefix for all such calls.
-    - timeout: seconds until each wait raises StallError; None: no limit.
+    - timeout: seconds until each wait raises StallError. None means no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds and removes process sets: subsets of ranks that communicate among themselves. Public calls,
-for any thread."""
+"""Public calls that add and remove process sets, which are subsets of ranks that communicate among
+themselves. The calls may be made from any thread."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ __all__ = [
     "remove_process_set",
 ]
 
-# Calls to add and remove sets have names, so any thread may make them.
+# Calls that add and remove sets have names, so any thread may make them.
 _ADDING, _REMOVING = "add_process_set", "remove_process_set"
-_ranks_of: list[Callable[[Any], list[int]]] = []  # one function, which know_communicators() sets
+# Holds one function, which know_communicators() sets.
+_ranks_of: list[Callable[[Any], list[int]]] = []
 
 
 @collective(Op.ADD_SET, unnamed=_ADDING)
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Registers a process set and returns it. Every rank of the world calls this with the same
+    """Registers a process set and returns it. Every rank of the world must call this with the same
     ranks.
 
-    `process_set` is a ProcessSet, or the ranks of a new one. Sets made from mpi4py communicators
-    may differ between ranks, as after Comm.Split; each rank then registers its own set. Raises on
-    all ranks: ValueError if a set with these ranks exists, MismatchError if ranks disagree,
-    TypeError if a rank passes anything else.
+    `process_set` is a ProcessSet or the ranks of a new one. Sets made from mpi4py communicators may
+    differ between ranks, as after Comm.Split. Each rank then registers its own set. All ranks raise
+    ValueError if a set with these ranks exists, MismatchError if ranks disagree, and TypeError if a
+    rank passes anything else.
 
     Examples:
         >>> if hvd.size() > 2:  # a set of all ranks is there already: global_process_set
@@ -65,7 +66,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def know_communicators(ranks_of: Callable[[Any], list[int]]) -> None:
-    """Sets the function that finds the world ranks of a communicator. The runtime calls this."""
+    """Sets the function that returns a communicator's world ranks. The runtime calls this."""
     _ranks_of[:] = [ranks_of]
 
 
@@ -84,8 +85,8 @@ def _add_split(process_set: ProcessSet, own: list[int]) -> None:
 
 @collective(Op.REMOVE_SET, unnamed=_REMOVING)
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set. Every rank of the world calls this. Returns True; or False if `process_set` is
-    the world or not registered.
+    """Removes a set. Every rank of the world must call this. Returns True, or False if
+    `process_set` is the world or is not registered.
 
     `process_set` is a set that add_process_set returned. Raises MismatchError if ranks pass
     different sets, and TypeError for a value of another type.
@@ -116,7 +117,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _remove_nothing() -> bool:
-    """Makes a barrier. If other ranks remove a set, all ranks get an error instead of waiting."""
+    """Makes a barrier, so that all ranks get an error instead of waiting if other ranks remove a
+    set."""
     if topology.is_initialized():
         call = Call(Op.BARRIER, _REMOVING)
         Handle(submit(call, [NOTHING]), lambda _: None, "remove_process_set").wait()
@@ -124,12 +126,13 @@ def _remove_nothing() -> bool:
 
 
 def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
-    """Creates a set and returns it. Only the set's members call this. For adapters of other APIs.
+    """Creates a set and returns it. Only the set's members call this. Used by adapters for other
+    APIs.
 
     `name` must be new and equal on all members. Unlike other sets, this one may have the same ranks
     as an existing set, and any thread may make unnamed calls in it. Raises MismatchError on all
-    members if they pass different ranks, and StallError, with the missing ones, after `timeout`
-    seconds.
+    members if they pass different ranks. Raises StallError, which names the missing ranks, after
+    `timeout` seconds.
     """
     new = ProcessSet(ranks)
     shape = Buffer(0, 0, tuple(new._members()), None)
@@ -163,7 +166,7 @@ def disband_process_set(process_set: ProcessSet, name: str) -> None:
 
 
 def forget_all() -> None:
-    """Unregisters every set; shutdown() calls this."""
+    """Unregisters every set. shutdown() calls this."""
     while registered:
         registered.pop().process_set_id = None
     prepared.clear()

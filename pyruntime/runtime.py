@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and ends a rank's part in its job: init(), shutdown() and restart(). A lock admits one
-thread at a time. The hooks at the end of the process call this module, too."""
+"""Starts and ends a rank's part in its job with init(), shutdown() and restart(). A lock admits one
+thread at a time. The hooks that run at the end of the process also call this module."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from farandole.start import agent_client, bootstrap, leaving, limits, unmet
 from farandole.topology import local_size, not_initialized
 
 _BLOB_CAPACITY = 1 << 16  # bytes
-_START_EXTRA = 10.0  # seconds, added because ranks start the core at different times
+_START_EXTRA = 10.0  # seconds that are added because ranks start the core at different times
 _lock = threading.RLock()
 _job: bootstrap.Bootstrap | None = None
-_comm: Any = None  # `comm` of the last init()
+_comm: Any = None  # the argument `comm` of the last init()
 _goodbyes: bootstrap.Goodbyes | None = None  # how the ranks left the last job
 _ended = ""  # reason why this rank's elastic training has ended, or ""
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Starts the runtime on every rank. Collective. Does nothing if it is running.
+    """Starts the runtime on every rank. Collective. Does nothing if the runtime is running.
 
-    - comm: None or [] for all ranks of the job, a list of ranks, or an mpi4py communicator, which
-      farandole duplicates.
-    - process_sets: sets to register. "dynamic" is accepted; sets are always dynamic.
+    - comm: None or [] for all ranks of the job, a list of ranks, or an mpi4py communicator.
+      farandole duplicates the communicator.
+    - process_sets: sets to register. "dynamic" is accepted but has no effect, because sets are
+      always dynamic.
 
     If one rank can't start, all ranks raise the same error and none is initialised. Raises
-    ValueError for wrong arguments; StallError, naming the ranks that are missing after
-    FARANDOLE_INIT_TIMEOUT; PeerError for a rank that has ended, or has announced that it will not
-    come; and ShutdownError in a child process of a rank.
+    ValueError for wrong arguments. Raises StallError, which names the missing ranks, if some ranks
+    are still missing after FARANDOLE_INIT_TIMEOUT. Raises PeerError if a rank has ended or has
+    announced that it will not come. Raises ShutdownError in a child process of a rank.
 
     Examples:
         >>> hvd.init()
@@ -84,7 +85,8 @@ def _meet(comm: Any, process_sets: Any) -> None:
 
 
 class _Agreement:
-    """The ranks' agreement during one init(): each step succeeds either on all ranks or on none."""
+    """Lets the ranks agree during one init(), so that each step succeeds either on all ranks or on
+    none."""
 
     def __init__(self, job: bootstrap.Bootstrap) -> None:
         self.job = job
@@ -124,7 +126,7 @@ _KINDS = {kind.__name__: kind for kind in _KNOWN}
 
 
 def _kind(error: Exception) -> str:
-    """The name of the closest class in _KNOWN among the classes of the error."""
+    """Returns the name of the error's closest class that is in _KNOWN."""
     known = (kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN)
     return next(known, FarandoleError.__name__)
 
@@ -150,7 +152,7 @@ def _register(sets: list[ProcessSet]) -> Exception | None:
 
 
 def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
-    """Starts the core on all ranks, or on none. Returns the process sets to register next."""
+    """Starts the core on all ranks or on none. Returns the process sets to register next."""
     job = agreement.job
     capacity = _BLOB_CAPACITY
     blob = ffi.new("char[]", capacity)
@@ -204,7 +206,7 @@ def _with_world(
     key: Any,
     call: Callable[[Any], int],
 ) -> int:
-    """Builds the core's description of the world, and returns call(world)."""
+    """Builds the core's description of the world and returns call(world)."""
     keep = [ffi.new("char[]", blob) for blob in blobs]
     places = ffi.new("int32_t[]", node)
     table = ffi.new("char*[]", keep)
@@ -241,7 +243,8 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
 
 
 def shutdown() -> None:
-    """Leaves the job and waits until the other ranks have left, too. Idempotent; init() may follow.
+    """Leaves the job and waits until the other ranks have also left. May be called repeatedly, and
+    init() may be called afterwards.
 
     Pending calls fail with ShutdownError or PeerError. After FARANDOLE_SHUTDOWN_TIMEOUT, this rank
     stops waiting, and StallError names the ranks that have not left. Ctrl-C also ends the wait.
@@ -254,10 +257,11 @@ def shutdown() -> None:
 
 
 def restart() -> None:
-    """Calls shutdown() and init() on the same ranks, for elastic training. Collective.
+    """Calls shutdown() and init() on the same ranks. Collective. Used by elastic training.
 
-    Raises the errors of init(); StallError if a rank hangs and does not leave within
-    FARANDOLE_INIT_TIMEOUT; PeerError, with the rank and its reason, if a rank does not come back.
+    Raises the errors of init(). Raises StallError if a rank hangs and does not leave within
+    FARANDOLE_INIT_TIMEOUT. Raises PeerError, which names the rank and its reason, if a rank does
+    not come back.
     """
     leave_for_restart(_job.seconds if _job is not None else None)
     init(_comm)
@@ -266,23 +270,25 @@ def restart() -> None:
 def leave_for_restart(limit: float | None = None) -> None:
     """Leaves the job in order to join the next one at once.
 
-    After `limit` seconds, stops waiting for the others and raises StallError. None: as shutdown().
+    After `limit` seconds, stops waiting for the other ranks and raises StallError. If `limit` is
+    None, waits in the same way as shutdown().
     """
     _leave(bootstrap.Goodbye(bootstrap.Rejoin.NOW), False, limit=limit)
 
 
 def exit_timeout() -> float:
-    """Seconds that the ranks of the present or last world may take to leave it."""
+    """Returns the number of seconds that ranks may take to leave the present or last world."""
     return _job.seconds if _job is not None else 0.0
 
 
 def world() -> int:
-    """Number of the present or last world in this job, counted from 1; 0 before the first world."""
+    """Returns the number of the present or last world in this job. Worlds are counted from 1; the
+    number is 0 before the first one."""
     return requests.world()
 
 
 def end_training(cause: str) -> None:
-    """Records why this rank's elastic training is over. Peers that restart will get this reason."""
+    """Records why this rank's elastic training is over. Peers that restart get this reason."""
     global _ended
     _ended = cause
 
@@ -298,8 +304,8 @@ def _end(cause: str, failed: bool) -> None:
 
 
 def _warn_if_unused() -> None:
-    """Warns if one rank of several ends without having made a collective call: it may have trained
-    alone."""
+    """Warns if this rank is one of several and ends without having made a collective call, because
+    it may have trained alone."""
     if _job is None or _job.size == 1 or requests.world() > 1:
         return
     if lib.farandole_broken() or part.has_ended():
@@ -315,9 +321,10 @@ def _warn_if_unused() -> None:
 
 
 def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
-    """Stops the core; returns its error or None. `cause`: why this rank has failed, or ""."""
+    """Stops the core and returns its error or None. `cause` tells why this rank has failed, or is
+    "" if it has not."""
     deadline = float("inf") if limit is None else time.monotonic() + limit
-    while True:  # short waits, so that Ctrl-C works
+    while True:  # each wait is short, so that Ctrl-C works
         code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), SLICE)
         if code != lib.FARANDOLE_PENDING:
             part.restart()
@@ -334,23 +341,24 @@ def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
 def _leave(
     goodbye: bootstrap.Goodbye, failed: bool, cause: str = "", limit: float | None = None
 ) -> None:
-    """Leaves the job; used by shutdown() and at the end of the process. Idempotent."""
+    """Leaves the job, unless this rank has left already. Called by shutdown() and at the end of the
+    process."""
     global _job, _goodbyes
     with _lock:
         job, broken = _job, False
         if job is None:
             return
         interrupt: BaseException | None = None
-        try:  # Ctrl-C at any point from here on leaves the job, too
+        try:  # from here on, Ctrl-C also leaves the job
             _job = None
             broken = bool(lib.farandole_broken()) or part.has_ended()
             requests.leave()
             failure = _leave_core(cause, limit)
-        except BaseException as reason:  # Ctrl-C, or the limit is over: stop waiting
+        except BaseException as reason:  # Ctrl-C, or the limit has passed, so stop waiting
             interrupt = reason
             failure = _leave_core(leaving.describe(reason))
         forget_all()
-        if not lib.farandole_initialized():  # otherwise threads of the core may still use memory
+        if not lib.farandole_initialized():  # otherwise the core's threads may still use memory
             leases.restart()
         broken |= failure is not None or interrupt is not None
         _goodbyes = job.close(goodbye, failed, broken)
@@ -370,7 +378,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def world_ranks(comm: Any) -> list[int]:
-    """World ranks of an mpi4py communicator, ascending. Raises ValueError if some are not known."""
+    """Returns the world ranks of an mpi4py communicator, in ascending order. Raises ValueError if
+    some of its ranks are not known."""
     if _job is None:
         raise not_initialized()
     return _job.world_ranks(comm)
@@ -380,12 +389,13 @@ know_communicators(world_ranks)
 
 
 def current_bootstrap() -> bootstrap.Bootstrap | None:
-    """The bootstrap through which the ranks have met; None before init()."""
+    """Returns the bootstrap through which the ranks have met, or None before init()."""
     return _job
 
 
 def _advise() -> None:
-    """Warns, on rank 0, about settings that have no effect and about slow CPU binding."""
+    """Warns about settings that have no effect, about slow CPU binding and about too many threads.
+    Only rank 0 calls this."""
     texts = [without_effect(os.environ)]
     cores, mine, local = os.cpu_count() or 1, len(os.sched_getaffinity(0)), local_size()
     if mine == 1 and cores // local > 1:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This rank's number, and the number of ranks: in the world, on its host, and across hosts. Public
-calls, for any thread.
+"""Public calls that return this rank's number and the number of ranks in the world, on the rank's
+host, and across hosts. They may be called from any thread.
 
-In a forked child, such as a DataLoader worker, the answers are those that the parent had at the
-time of the fork.
+In a forked child, such as a DataLoader worker, they return the parent's values at the time of the
+fork.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole._library import ffi, lib
 
 
 def is_initialized() -> bool:
-    """True after init() and before shutdown(). Never raises.
+    """Returns True after init() and before shutdown(). Never raises.
 
     Examples:
         >>> hvd.is_initialized()
@@ -24,17 +24,18 @@ def is_initialized() -> bool:
     return _asked() is not None
 
 
-_kept: Any = None  # the answers of a rank that has left the job; kept until shutdown()
+_kept: Any = None  # values of a rank that has left the job; kept until shutdown()
 
 
 def keep() -> None:
-    """Keeps the answers until shutdown(), although the core stops."""
+    """Stores the present values, so that these calls continue to return them until shutdown()
+    although the core stops."""
     global _kept
     _kept = _asked()
 
 
 def forget() -> None:
-    """Drops the answers that keep() has stored."""
+    """Drops the values that keep() has stored."""
     global _kept
     _kept = None
 
@@ -52,8 +53,8 @@ def _where() -> Any:
 
 
 def not_initialized() -> ValueError:
-    """The error of a call before init(). It names the package that the program has imported,
-    because tests of Horovod's users compare the text."""
+    """Returns the error for a call before init(). Its text names the package that the program has
+    imported, because tests that Horovod's users write compare the text."""
     name = "Horovod" if "horovod" in sys.modules else "farandole"
     text = f"{name} has not been initialized: call init() first"
     started = sys.modules.get("multiprocessing.process")
@@ -63,7 +64,8 @@ def not_initialized() -> ValueError:
 
 
 def rank() -> int:
-    """Number of this process among all, counted from 0. Raises ValueError before init().
+    """Returns the number of this process among all processes, counted from 0. Raises ValueError
+    before init().
 
     Examples:
         >>> hvd.rank()
@@ -73,7 +75,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Number of processes. Raises ValueError before init().
+    """Returns the number of processes. Raises ValueError before init().
 
     Examples:
         >>> hvd.size()
@@ -83,7 +85,8 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Number of this process on its host, counted from 0. Raises ValueError before init().
+    """Returns the number of this process among those on its host, counted from 0. Raises ValueError
+    before init().
 
     Examples:
         >>> hvd.local_rank()
@@ -93,7 +96,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Number of processes on this host. Raises ValueError before init().
+    """Returns the number of processes on this host. Raises ValueError before init().
 
     Examples:
         >>> hvd.local_size()
@@ -103,7 +106,8 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Number of this host among the hosts that have this local rank, counted from 0.
+    """Returns the number of this host among the hosts that have a process with this local rank,
+    counted from 0.
 
     Raises ValueError before init().
 
@@ -115,7 +119,8 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Number of hosts that have this local rank. Raises ValueError before init().
+    """Returns the number of hosts that have a process with this local rank. Raises ValueError
+    before init().
 
     Examples:
         >>> hvd.cross_size()
@@ -125,7 +130,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """True if all hosts have the same number of ranks. Raises ValueError before init().
+    """Returns True if all hosts have the same number of ranks. Raises ValueError before init().
 
     Examples:
         >>> hvd.is_homogeneous()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes values as JSON and named blocks of bytes. Unlike unpickling, decoding runs no code. For
-commits.py, on the thread that writes or reads."""
+"""Encodes values as JSON and named blocks of bytes. Unlike unpickling, decoding runs no code.
+commits.py uses this module on the thread that writes or reads a commit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import numpy as np
 
 from farandole.arrays.kinds import import_adapter
 
-Tree = Any  # a JSON value; a dict with the key KIND encodes a type that JSON lacks
+Tree = Any  # a JSON value; a dict that has the key KIND encodes a type that JSON lacks
 Flat = np.ndarray[Any, np.dtype[np.uint8]]  # one-dimensional
 
 KIND = "$"
-METADATA = "__metadata__"  # reserved by safetensors: no block may have this name
-# safetensors' name -> (name in PyTorch and NumPy, bytes per element)
+METADATA = "__metadata__"  # reserved by safetensors, so no block may have this name
+# Maps each dtype's name in safetensors to its name in PyTorch and NumPy and its number of bytes per
+# element.
 DTYPES = {
     "BOOL": ("bool", 1),
     "U8": ("uint8", 1),
@@ -46,13 +47,14 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
     "OrderedDict": OrderedDict,
     "Counter": Counter,
 }
-# dtypes of ml_dtypes; NumPy's dtype.str does not name them.
+# The dtypes of ml_dtypes, which NumPy's dtype.str does not name.
 _NAMED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-_FIRST_FOREIGN = 256  # dtype.num of other libraries' dtypes and of StringDType starts here
+# Other libraries' dtypes and StringDType have a dtype.num of at least this.
+_FIRST_FOREIGN = 256
 
 
 class TensorBlock(NamedTuple):
-    """A tensor's dtype, shape and bytes, without its framework."""
+    """A tensor's dtype, shape and bytes, independent of its framework."""
 
     dtype: str  # name in PyTorch and NumPy
     shape: tuple[int, ...]
@@ -60,22 +62,23 @@ class TensorBlock(NamedTuple):
 
 
 class Tensors(ABC):
-    """Converts a framework's tensors to blocks and back. The framework's adapter registers one.
+    """Converts a framework's tensors to blocks and back. The framework's adapter registers an
+    instance.
 
-    Called on the thread that commits or restores.
+    The methods are called on the thread that writes or reads a commit.
     """
 
     @abstractmethod
     def block_of(self, x: Any, path: str) -> tuple[TensorBlock, list[int] | None]:
-        """Returns the block, and the strides if the tensor is not contiguous. Raises TypeError or
-        ValueError, with the path, for a tensor that a file cannot hold."""
+        """Returns the tensor's block, and its strides if it is not contiguous. Raises TypeError or
+        ValueError, whose text names the path, for a tensor that a file cannot hold."""
 
     @abstractmethod
     def tensor_of(self, block: TensorBlock, strides: list[int] | None) -> Any:
         """Returns a CPU tensor for a block, over the same memory if possible."""
 
 
-_tensors: list[Tensors] = []  # at most one: torch's, from register_torch()
+_tensors: list[Tensors] = []  # at most one, which register_torch() sets
 
 
 def register_torch(tensors: Tensors) -> None:
@@ -95,23 +98,25 @@ class Blocks:
     def __init__(
         self, objects: Mapping[str, Any], found: dict[str, TensorBlock] | None = None
     ) -> None:
-        """`objects`: path -> object whose state is stored as a separate tree."""
+        """`objects` holds, by path, the objects whose states are stored as separate trees."""
         self.found = {} if found is None else found
         self._objects = objects
         self._paths = {id(value): path for path, value in objects.items()}
 
     def put(self, path: str, flat: Flat) -> str:
-        """Adds bytes as a uint8 block. Returns its name: `path`, and quotes if that is taken."""
+        """Adds bytes as a uint8 block. Returns the block's name, which is `path` with quotes
+        appended if that name is taken."""
         return self._put(path, TensorBlock("uint8", (flat.size,), flat))
 
     def take(self, name: str) -> Flat:
-        """The bytes of a block. Raises KeyError."""
+        """Returns the bytes of a block. Raises KeyError if there is no such block."""
         return self.found[name].flat
 
     def encode(self, path: str, value: Any) -> Tree | None:
-        """The tree of an object with a state, a torch tensor or a JAX array; None for other values.
+        """Returns the tree for an object with a state, a torch tensor or a JAX array. Returns None
+        for other values.
 
-        If a framework is not imported, the value is not one of its tensors.
+        A value cannot be a tensor of a framework that has not been imported.
         """
         if (known := self._paths.get(id(value))) is not None:
             return {KIND: "object", "path": known}
@@ -125,7 +130,7 @@ class Blocks:
         return None
 
     def decode(self, tree: dict[str, Any]) -> Any:
-        """Decodes a tree that encode() of this class has made."""
+        """Decodes a tree that encode() of this class returned."""
         if tree[KIND] == "object":
             return self._objects[tree["path"]]
         if tree[KIND] == "tensor":
@@ -146,14 +151,14 @@ class Blocks:
 def _as_numpy(value: Any, path: str) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as reason:  # e.g. a PRNG key, or a deleted array
+    except (TypeError, ValueError, RuntimeError) as reason:  # e.g. a PRNG key or a deleted array
         raise TypeError(f"state, {path}: {reason}") from reason
 
 
 def encode(value: Any, path: str, blocks: Blocks) -> Tree:
     """Encodes a value as a tree. Its arrays become blocks whose names start with `path`.
 
-    Raises TypeError, with the path, for an unsupported type.
+    Raises TypeError, whose text names the path, for an unsupported type.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -185,7 +190,7 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
             for key, x in value.items()
         ]
         tree = {KIND: kind.__name__, "pairs": pairs}
-        if hasattr(value, "_metadata"):  # a state_dict has it: versions of modules
+        if hasattr(value, "_metadata"):  # in a state_dict, this holds modules' versions
             tree["metadata"] = encode(value._metadata, f"{path}.metadata", blocks)
         return tree
     raise TypeError(
@@ -196,7 +201,8 @@ def encode(value: Any, path: str, blocks: Blocks) -> Tree:
 
 
 def decode(tree: Tree, blocks: Blocks, like: Any = None) -> Any:
-    """Decodes a tree. `like` is the value that the result will replace; it supplies classes.
+    """Decodes a tree. `like` is the value that the result will replace. It provides the classes of
+    named tuples.
 
     Raises one of Python's built-in errors if `tree` is malformed.
     """
@@ -261,7 +267,8 @@ def _array(value: Any, path: str, blocks: Blocks) -> Tree:
 
 
 def _name_of(dtype: np.dtype[Any]) -> str:
-    """A name from which _dtype() gets the dtype; "" for all but NumPy's plain types and _NAMED."""
+    """Returns a name from which _dtype() can get the dtype, or "" for all dtypes other than NumPy's
+    plain ones and those in _NAMED."""
     if dtype.name in _NAMED and dtype.isnative:
         return str(dtype.name)
     return "" if dtype.kind in "OV" or dtype.num >= _FIRST_FOREIGN else dtype.str
@@ -269,7 +276,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 def _dtype(name: str) -> np.dtype[Any]:
     if name in _NAMED:
-        import ml_dtypes  # installed, because libraries that create such arrays need it
+        import ml_dtypes  # is installed, because libraries that create such arrays need it
 
         name = getattr(ml_dtypes, name)
     dtype: np.dtype[Any] = np.dtype(name)

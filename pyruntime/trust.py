@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which users, folders and files this process trusts. Any thread may use it.
+"""Decides which users, folders and files this process trusts. This module may be used from any
+thread.
 
-After a check, a path may soon lead elsewhere. So this module opens each folder on the way and
-checks its descriptor, then opens the file relative to the last folder.
+A path may lead elsewhere soon after it was checked. Therefore this module opens each folder on the
+way, checks the folder's descriptor, and finally opens the file relative to the last folder.
 """
 
 from __future__ import annotations
@@ -27,29 +28,30 @@ _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # never waits for a pipe's writer
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/null")
-_PLACE = ".farandole-place"  # link in a folder; records the folder's path below the shared one
-_MOST_LINKS = 40  # most links in a path, as in the kernel
-_EVERYBODY = 0xFFFFFFFF  # number of ids in a user namespace that maps all of them
-_ACL = struct.Struct("<HHI")  # an entry of acl(5): tag, permissions, user or group
+_PLACE = ".farandole-place"  # link inside a folder that records its path below the shared folder
+_MOST_LINKS = 40  # most links in a path; the kernel has the same limit
+_EVERYBODY = 0xFFFFFFFF  # number of ids in a user namespace that maps all ids
+_ACL = struct.Struct("<HHI")  # an entry of acl(5): tag, permissions, and user or group
 _ACL_USER, _ACL_GROUP, _ACL_WRITE = 2, 8, 2
 Judge = Callable[[int, Path, os.stat_result, os.stat_result], bool]
 
 
 def is_own_user(user: int) -> bool:
-    """True for the user that this process runs as.
+    """Returns True for the user as whom this process runs.
 
-    False for the kernel's overflow user (nobody) in a user namespace that does not map all users:
-    there, this number stands for every unmapped user.
+    Returns False for the kernel's overflow user (nobody) in a user namespace that does not map all
+    users, because this number stands for every unmapped user there.
     """
     return bool(lib.farandole_is_own_user(user))
 
 
 @contextlib.contextmanager
 def opened(path: Path, within: int) -> Iterator[int]:
-    """Yields the descriptor of a folder that only this user may write to.
+    """Context manager that opens a folder that only this user may write to and yields its
+    descriptor.
 
-    `within`: the descriptor of the parent folder, which the caller has checked. Raises OSError, and
-    CheckpointError if another user may write to the folder.
+    `within` is the descriptor of the parent folder, which the caller must have checked. Raises
+    OSError, and CheckpointError if another user may write to the folder.
     """
     with _closing(_opened(within, path.name or "/", path, _FOLDER)) as fd:
         yield fd
@@ -57,7 +59,8 @@ def opened(path: Path, within: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def safe_working_folder() -> Iterator[None]:
-    """Changes to the folder / if others can write to the working folder; changes back at the end.
+    """Context manager that changes to the folder / if others can write to the working folder, and
+    changes back at the end.
 
     Libraries read settings from the working folder when they are loaded. For example, UCX, which
     MPI loads, reads ucx.conf there.
@@ -77,7 +80,7 @@ def safe_working_folder() -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder and its missing parents, for this user only. Raises OSError."""
+    """Creates a folder and its missing parents, accessible to this user only. Raises OSError."""
     for each in (*reversed(path.absolute().parents), path):
         if not each.is_dir():
             with contextlib.suppress(FileExistsError):
@@ -87,20 +90,20 @@ def make_folder(path: Path) -> None:
 class Folder:
     """A folder of this user that nobody has replaced since it was first opened.
 
-    If a group shares a parent folder, its members could rename another folder of this user to this
-    folder's path. So this object keeps a descriptor, and a link inside the folder records its path
-    for later processes.
+    If a group shares a parent folder, the group's members could rename another of this user's
+    folders to this folder's path. Therefore this object keeps a descriptor of the folder, and a
+    link inside the folder records the folder's path for later processes.
     """
 
     def __init__(self, path: Path, new: bool = False) -> None:
-        """`new`: the folder must be empty when it is first opened."""
+        """If `new`, the folder must be empty when it is first opened."""
         self.path, self._new = path, new
         self._held: int | None = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Yields the folder's descriptor. Raises OSError, and CheckpointError if the folder was
-        replaced, or if others may write to it or replace it."""
+        """Context manager that yields the folder's descriptor. Raises OSError, and CheckpointError
+        if the folder was replaced or if others may write to it or replace it."""
         parent = _parent(self.path, _check_above)
         with parent as (above, last, shared), opened(last, above) as fd:
             if self._held is None:
@@ -126,8 +129,8 @@ class Folder:
             return True
 
     def remove(self) -> None:
-        """Removes the contents of the opened folder, wherever that is now, and the empty folder at
-        its path. Raises OSError."""
+        """Removes the contents of the opened folder, even if the folder has been moved, and then
+        the empty folder at its path. Raises OSError."""
         for _, folders, files, at in os.fwalk(".", topdown=False, dir_fd=self._held):
             for name in files:
                 os.unlink(name, dir_fd=at)
@@ -137,13 +140,14 @@ class Folder:
 
 
 def _check_place(path: Path, fd: int, shared: str) -> None:
-    """Records a folder's path in it. Raises CheckpointError if it records a different path."""
+    """Records a folder's path inside the folder. Raises CheckpointError if the folder already
+    records a different path."""
     try:
         with contextlib.suppress(FileExistsError):
             os.symlink(shared, _PLACE, dir_fd=fd)
         noted = os.readlink(_PLACE, dir_fd=fd)
     except OSError:
-        return  # the folder is read-only, or the file system has no links
+        return  # the folder is read-only or the file system has no links
     if noted != shared:
         raise _untrusted(
             path,
@@ -153,16 +157,17 @@ def _check_place(path: Path, fd: int, shared: str) -> None:
 
 
 def open_file(folder_fd: int, name: str, path: Path) -> io.BufferedReader:
-    """Opens a file in a folder, given by descriptor. Raises OSError, and CheckpointError if another
-    user may write to the file. Errors name `path`."""
+    """Opens a file in the folder that has this descriptor. Raises OSError, and CheckpointError if
+    another user may write to the file. Errors name `path`."""
     return os.fdopen(_opened(folder_fd, name, path, _READ), "rb")
 
 
 def _opened(folder_fd: int, name: str, path: Path, flags: int) -> int:
-    """Opens a file or folder in a folder, given by descriptor. Raises OSError, and CheckpointError
-    if it is a link or another user may write to it."""
+    """Opens a file or folder in the folder that has this descriptor. Raises OSError, and
+    CheckpointError if it is a link or if another user may write to it."""
     with contextlib.suppress(FileNotFoundError):
-        # Checks before opening, because this error names the owner, and that of open() does not.
+        # Checks before opening, because this error names the owner, unlike the error that open()
+        # raises.
         check(path, os.stat(name, dir_fd=folder_fd, follow_symlinks=False))
     fd = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd)
     try:
@@ -189,9 +194,9 @@ def replace_file(
     mode: int = 0o600,
     outdated: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Replaces a file in a folder, given by descriptor. After a crash, the file is the old or the
-    new one. `new`: the name of the new file while it is incomplete. If `outdated()` is true then,
-    keeps the old file. Raises OSError."""
+    """Replaces a file in the folder that has this descriptor. After a crash, the file is either the
+    old or the new one. `new` is the name of the new file while it is incomplete. Once the new file
+    is complete, calls `outdated()` and keeps the old file if this returns True. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new, dir_fd=folder_fd)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -212,8 +217,8 @@ def replace_file(
 
 
 def open_lock(folder_fd: int, name: str) -> int:
-    """Opens a lock file in a folder, given by descriptor. Raises OSError, and CheckpointError if
-    another user may lock the file."""
+    """Opens a lock file in the folder that has this descriptor. Raises OSError, and CheckpointError
+    if another user may lock the file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     return _opened(folder_fd, name, Path(name), flags)
 
@@ -222,7 +227,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Writes a file that the user has named. Replaces an existing file or link.
 
     Raises OSError, and CheckpointError if a folder on the way is a link that another user may have
-    created.
+    created or may rename.
     """
     if str(path) in _STREAMS:
         path.write_bytes(data)
@@ -235,12 +240,13 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def read_secret(path: Path, most: int) -> bytes:
-    """The first `most` bytes of a regular file that only this user may read, write or replace.
+    """Reads the first `most` bytes of a regular file that only this user may read, write or
+    replace.
 
-    Follows links. Raises OSError; PermissionError if others have access; and CheckpointError for a
-    folder above the file that is not trusted.
+    Follows links. Raises OSError, PermissionError if others have access, and CheckpointError if a
+    folder above the file is not trusted.
     """
-    path.stat()  # raises if the secret is missing; then its folders need no check
+    path.stat()  # raises if the secret is missing, so that its folders need no check
     with _parent(path, _check_above, follows=True) as (parent, last, _):
         descriptor = os.open(last.name, _READ | os.O_NOFOLLOW, dir_fd=parent)
     with _closing(descriptor):
@@ -255,11 +261,11 @@ def read_secret(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int, owners: set[int] | None = None) -> str:
-    """The text of a regular file of at most `most` bytes, of any owner. Never waits for the writer
-    of a pipe.
+    """Reads the text of a regular file of at most `most` bytes. The file may belong to any user.
+    Never waits for the writer of a pipe.
 
-    `owners`: adds the file's owner to this set, and follows no link to the file. Raises OSError,
-    and ValueError if the file is larger or not regular.
+    If `owners` is given, adds the file's owner to this set and does not follow a link at the end of
+    the path. Raises OSError, and ValueError if the file is larger or not regular.
     """
     descriptor = os.open(path, _READ | (0 if owners is None else os.O_NOFOLLOW))
     with os.fdopen(descriptor, "rb") as file:
@@ -277,7 +283,7 @@ def read_text(path: Path, most: int, owners: set[int] | None = None) -> str:
 
 
 def check(path: Path, found: os.stat_result) -> None:
-    """Raises CheckpointError if `path` is a link, or if another user owns or may write to it."""
+    """Raises CheckpointError if `path` is a link, or if another user owns it or may write to it."""
     mode = found.st_mode
     if stat.S_ISLNK(mode):
         raise _untrusted(path, "is a symbolic link; remedy: give the path that it leads to")
@@ -312,11 +318,11 @@ def _check_way(fd: int, path: Path, found: os.stat_result, above: os.stat_result
 
 
 def _check_above(fd: int, path: Path, found: os.stat_result, above: os.stat_result) -> bool:
-    """Raises CheckpointError for a folder whose owner or writers can replace what is below it, and,
-    as _check_way() does, for a link.
+    """Raises CheckpointError for a folder if untrusted users can replace its contents. For a link,
+    does the same as _check_way().
 
-    In folders that a group shares, trusts the group's members if this user is one of them;
-    computing centres set up projects in that way. Returns True for such a folder.
+    In folders that a group shares, trusts the group's members if this user is one of them, because
+    computing centres set up projects in this way. Returns True for such a folder.
     """
     mode, user = found.st_mode, found.st_uid
     if stat.S_ISLNK(mode):
@@ -347,8 +353,8 @@ def _check_above(fd: int, path: Path, found: os.stat_result, above: os.stat_resu
 
 
 def _named_in_acl(fd: int) -> str:
-    """Names another user, or a group that this user is not in, that the folder's access control
-    list allows to write; "" if there is none."""
+    """Returns a text that names another user, or a group without this user, to whom the folder's
+    access control list gives write permission. Returns "" if there is none."""
     try:
         entries = os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")[4:]
     except OSError:  # no access control list
@@ -367,7 +373,7 @@ def _untrusted(path: Path, why: str) -> CheckpointError:
 
 
 def is_trusted_user(user: int) -> bool:
-    """True for this user and root."""
+    """Returns True for this user and for root."""
     return user == 0 or is_own_user(user)
 
 
@@ -376,14 +382,14 @@ def _is_own_group(group: int) -> bool:
 
 
 def _is_unknown(found: os.stat_result, above: os.stat_result) -> bool:
-    """True if the kernel hides the owner, but only the owner of the folder `above` can have created
-    the entry."""
+    """Returns True if the kernel hides the owner of an entry, but only the owner of the folder
+    `above` can have created the entry."""
     return not above.st_mode & _OTHERS and _is_hidden(found.st_uid)
 
 
 def _is_hidden(number: int, kind: str = "uid") -> bool:
-    """True if the kernel hides this user or group. In a user namespace that does not map all ids,
-    such as Apptainer's, one number stands for all unmapped ids, including root's."""
+    """Returns True if the kernel hides this user or group. In a user namespace that does not map
+    all ids, such as Apptainer's, one number stands for all unmapped ids, including root's id."""
     with contextlib.suppress(OSError, ValueError):
         if number == int(Path(f"/proc/sys/kernel/overflow{kind}").read_text()):
             lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
@@ -392,17 +398,18 @@ def _is_hidden(number: int, kind: str = "uid") -> bool:
 
 
 def _sticky(mode: int) -> bool:
-    """True for a folder in which others may add entries, but not replace those of other users."""
+    """Returns True for a folder in which users may not replace other users' entries."""
     return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
 
 
 @contextlib.contextmanager
 def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[int, Path, str]]:
-    """Opens the folder around `path` step by step: nobody can replace a folder after its check.
+    """Context manager that opens the folder around `path` one component at a time, so that nobody
+    can replace a folder after it was checked.
 
-    Yields (the folder's descriptor, the path without links, the part of the path below the first
-    folder for which `judge` is true). `judge` gets each folder and link on the way, and the folder
-    around it. `follows`: also follows a link at the end of the path.
+    Yields the folder's descriptor, the path with links resolved, and the part of the path below the
+    first folder for which `judge` returns True. `judge` is called with each folder and link on the
+    way and with the folder around it. If `follows`, also follows a link at the end of the path.
     """
     whole = path.absolute()
     at, names, links = Path("/"), [*reversed(whole.parts[1:])] or ["/"], 0
@@ -434,7 +441,7 @@ def _parent(path: Path, judge: Judge, follows: bool = False) -> Iterator[tuple[i
 
 
 def _link(folder: int, names: list[str], follows: bool) -> os.stat_result | None:
-    """If the next name is a link to follow, returns its status, else None."""
+    """Returns the status of the next name if that is a link to follow, and otherwise None."""
     if len(names) == 1 and not follows:
         return None
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves this process from world to world of an elastic job. For elastic.py, on the training
-thread."""
+"""Moves this process from one world of an elastic job to the next. elastic.py uses this module on
+the training thread."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from farandole.errors import StallError, counted
 from farandole.membership.messages import NOTHING, World
 from farandole.start import agent_client
 
-_HANGS = 0.2  # seconds in which others may leave if one rank is known to hang
-_LINES = 12  # lines of history that are kept
+_HANGS = 0.2  # seconds that other ranks get to leave if one rank is known to hang
+_LINES = 12  # number of lines of history that are kept
 
 
 class Worlds:
-    """The worlds of one call of elastic training. `agent` exchanges messages with the host's
-    agent."""
+    """The worlds of one elastic training call. `agent` exchanges messages with the host's agent."""
 
     def __init__(self, agent: agent_client.AgentClient) -> None:
         self.agent = agent
-        self.start = World()  # the present world, with the commit from which it started
+        self.start = World()  # the present world, including the commit from which it started
 
     @classmethod
     def of_job(cls) -> Worlds | None:
-        """The worlds of the present job; None if the job's ranks never change."""
+        """Returns an object for the present job's worlds, or None if the job's ranks never
+        change."""
         agent = agent_client.connect()
         return None if agent is None else cls(agent)
 
     def begin(self) -> bool:
-        """If this process is alone, joins the world of the other ranks and returns True."""
+        """Joins the other ranks' world and returns True if this process is alone. Otherwise returns
+        False."""
         if not self.agent.alone:
             self.start = self._present()
             return False
@@ -44,19 +45,21 @@ class Worlds:
     def ended(self) -> bool:
         """Waits until all ranks have finished training.
 
-        Returns False if some ranks need this rank in another world. Then call go_on(None).
+        Returns False if other ranks need this rank in another world. In that case, call
+        go_on(None).
         """
         self.agent.leave(finished=True)
         return self.agent.ended()
 
     def go_on(self, error: BaseException | None) -> None:
-        """Leaves the present world, as leave() does, and joins the next one."""
+        """Leaves the present world in the same way as leave() and joins the next one."""
         self.leave(error)
         self.agent.leave(met=error is None, stalled=isinstance(error, StallError))
         self._enter()
 
     def leave(self, error: BaseException | None) -> None:
-        """Leaves the present world after `error`; None: because all ranks have agreed to leave."""
+        """Leaves the present world after `error`. None means that all ranks have agreed to
+        leave."""
         stalled = isinstance(error, StallError)
         with contextlib.suppress(StallError):  # the agents end ranks that do not leave
             runtime.leave_for_restart(_HANGS if stalled else runtime.exit_timeout())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wraps the core's XLA FFI handlers in capsules that JAX can register. For adapters, on any
-thread."""
+"""Wraps the core's XLA FFI handlers in capsules that JAX can register. Adapters may use this module
+from any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
 
 
 def collective_handlers() -> dict[str, Any]:
-    """XLA platform -> capsule with the address of a handler, for jax.ffi.register_ffi_target()."""
+    """Returns, by XLA platform, a capsule that holds a handler's address, for
+    jax.ffi.register_ffi_target()."""
     names = {"cpu": "farandole_xla_collective", "CUDA": "farandole_xla_collective_on"}
     found = {platform: ffi.addressof(lib, name) for platform, name in names.items()}
     return {key: _capsule(int(ffi.cast("uintptr_t", x)), None, None) for key, x in found.items()}

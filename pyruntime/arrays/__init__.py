@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes arrays of every framework to the core, and wraps memory that the core lends."""
+"""Describes every framework's arrays to the core and wraps memory that the core lends."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates arrays that all ranks of a host can map, so collectives on them copy nothing.
+"""Allocates arrays that all ranks of a host can map, so that collectives need not copy them.
 
-empty() of every adapter and gradient_as_bucket_view use this module. Any thread may call it.
+Used by every adapter's empty() and by gradient_as_bucket_view. May be called from any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _ArenaMemory:
-    """Bytes in this process's arena. Freed when no view of the bytes is left."""
+    """Bytes in this process's arena. They are freed when no view of them is left."""
 
     def __init__(self, nbytes: int) -> None:
         memory = ffi.new("void**")
@@ -38,7 +38,8 @@ class _ArenaMemory:
 
 
 def allocate(nbytes: int) -> Array:
-    """Zeroed uint8 array of shape (nbytes,) in memory that all ranks of this host can map.
+    """Returns a zeroed uint8 array of shape (nbytes,) in memory that all ranks of this host can
+    map.
 
     Raises LibraryError if memory is short.
     """
@@ -46,18 +47,20 @@ def allocate(nbytes: int) -> Array:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> Array:
-    """An uninitialised array in memory that the host's ranks share: no collective copies it.
+    """Returns an uninitialised array in memory that the host's ranks share, so collectives need not
+    copy it.
 
-    The array and its views behave like any other array; copies and pickles are ordinary arrays.
-    farandole allocates whole pages, so prefer few large arrays. Not collective: each rank may
-    create any number, before or after init(). A forked child (a DataLoader worker) sees the
-    parent's values until the child writes; the parent never sees the child's writes.
+    The array and its views behave like any other array. Copies and pickles of it are ordinary
+    arrays. farandole allocates whole pages, so prefer a few large arrays. The call is not
+    collective: each rank may create any number of arrays, before or after init(). A forked child,
+    such as a DataLoader worker, sees the parent's values until the child writes. The parent never
+    sees what the child writes.
 
     - shape: an int or a sequence of ints.
     - dtype: any dtype except Python objects.
 
-    Raises LibraryError if memory is short, TypeError for a dtype of Python objects, ValueError for
-    negative dimensions.
+    Raises LibraryError if memory is short, TypeError for a dtype of Python objects, and ValueError
+    for negative dimensions.
 
     Examples:
         >>> x = hvd.empty((2, 3), "float32")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes arrays to the core as buffers (pointer, dtype, shape, device, stream), and implements
-the kinds of CPU arrays. Any thread may use it."""
+the kinds of CPU arrays. This module may be used from any thread."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ DTYPES: tuple[str, ...] = tuple(
     constant.removeprefix("FARANDOLE_").lower()
     for _, constant in sorted(ffi.typeof("enum farandole_dtype").elements.items())
 )
-# dtypes of ml_dtypes that NumPy lacks -> the NumPy dtype under which NumPy sees their memory.
+# Maps each dtype of ml_dtypes that NumPy lacks to the NumPy dtype in which its memory is viewed.
 _SEEN_AS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if name not in _SEEN_AS}
 
-# Address for every tensor without elements. A null pointer would mean that the rank has no tensor.
+# The address passed for every tensor without elements. A null pointer would mean that the rank has
+# no tensor.
 _EMPTY_MEMORY = ffi.new("double[1]")
 EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
 _int64s = partial(ffi.new, ffi.typeof("int64_t[]"))
@@ -32,7 +33,8 @@ _from_buffer = partial(ffi.from_buffer, ffi.typeof("char[]"))
 
 
 def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
-    """`pointer`, or EMPTY if `shape` has no elements. Otherwise, raises ValueError for null."""
+    """Returns `pointer`, or EMPTY if `shape` has no elements. Raises ValueError if a shape that has
+    elements comes with a null pointer."""
     if 0 in shape:
         return EMPTY
     if not pointer:
@@ -46,9 +48,10 @@ def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
 def check_unused(
     address: int, size: int, shape: Sequence[int], strides: Sequence[int], writes: bool = False
 ) -> None:
-    """Raises ValueError if an earlier call that has not ended writes to this CPU memory or, with
-    `writes`, reads it. Call this before you copy from or to the user's memory: the core checks only
-    memory that it gets. `size`: bytes per element; `strides`: in bytes."""
+    """Raises ValueError if an earlier, unfinished call writes to this CPU memory. If `writes` is
+    true, also raises ValueError if such a call reads the memory. Call this before you copy from or
+    to the user's memory, because the core checks only memory that is passed to it. `size` is the
+    number of bytes per element. `strides` are in bytes."""
     sizes = _int64s(shape), _int64s(strides)
     check(lib.farandole_check_unused(address, size, len(shape), *sizes, writes))
 
@@ -57,7 +60,7 @@ def check_unused(
 class Buffer:
     """A C-contiguous array in the form that the core needs. Device -1 is the CPU.
 
-    `owner` keeps the memory alive: the array itself, a view, or a contiguous copy.
+    `owner` keeps the memory alive. It is the array itself, a view, or a contiguous copy.
     """
 
     pointer: int
@@ -69,7 +72,7 @@ class Buffer:
 
 
 def _sharing(buffers: Sequence[Buffer]) -> Iterator[tuple[int, int]]:
-    """Yields (i, j) for each buffer j that overlaps a buffer i at a lower address."""
+    """Yields (i, j) for each buffer j that overlaps a buffer i whose address is lower or equal."""
     end = last = 0
     for i, buffer in sorted(enumerate(buffers), key=lambda pair: pair[1].pointer):
         nbytes = math.prod(buffer.shape) * dtype_of(buffer.dtype).itemsize
@@ -80,8 +83,8 @@ def _sharing(buffers: Sequence[Buffer]) -> Iterator[tuple[int, int]]:
 
 
 def check_apart(buffers: Sequence[Buffer]) -> None:
-    """Raises ValueError if two tensors share memory, because an in-place call would reduce the
-    shared elements twice on some ranks."""
+    """Raises ValueError if two tensors share memory. An in-place call would reduce the shared
+    elements twice on some ranks."""
     for i, j in _sharing(buffers):
         raise ValueError(
             f"tensors[{min(i, j)}] and tensors[{max(i, j)}] share memory: an in-place call would "
@@ -90,10 +93,11 @@ def check_apart(buffers: Sequence[Buffer]) -> None:
 
 
 def turns(buffers: Sequence[Buffer]) -> dict[int, int]:
-    """Returns an order for buffers that share memory. Maps each such buffer, except the first of
-    its group, to the buffer to send just before it. Keys and values are indices of `buffers`.
+    """Returns an order in which to send buffers that share memory. The result maps each such
+    buffer, except the first of its group, to the buffer that must be sent just before it. Keys and
+    values are indices into `buffers`.
     """
-    group = list(range(len(buffers)))  # per buffer: the lowest index in its group of overlaps
+    group = list(range(len(buffers)))  # for each buffer, the lowest index in its group of overlaps
     for i, j in _sharing(buffers):
         lower, upper = sorted((group[i], group[j]))
         group = [lower if g == upper else g for g in group]
@@ -107,14 +111,14 @@ def turns(buffers: Sequence[Buffer]) -> dict[int, int]:
 
 
 class ResultMemory:
-    """CPU memory that the core allocated for a result. Freed with its last view."""
+    """CPU memory that the core allocated for a result. It is freed together with its last view."""
 
     __slots__ = ("__array_interface__", "_pointer", "dtype", "shape")
 
     def __init__(self, pointer: Any, dtype: int, shape: Shape) -> None:
-        """`pointer` owns the memory (farandole.calls.handles.take); `dtype` is the core's code.
+        """`pointer` owns the memory (see farandole.calls.handles.take). `dtype` is the core's code.
 
-        Raises ValueError for a null pointer, unless the shape has no elements.
+        Raises ValueError if the pointer is null, unless the shape has no elements.
         """
         self._pointer = pointer
         address = address_or_empty(int(ffi.cast("uintptr_t", pointer)), shape, "a result")
@@ -129,7 +133,7 @@ class ResultMemory:
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
-    """The core's code for a NumPy dtype. Raises TypeError if there is none."""
+    """Returns the core's code for a NumPy dtype. Raises TypeError if there is none."""
     code = _CODES.get(dtype)
     if code is not None:
         return code
@@ -139,12 +143,14 @@ def code_of(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_of(code: int) -> np.dtype[Any]:
-    """The NumPy dtype for a core's code; for ml_dtypes, an unsigned integer of the same size."""
+    """Returns the NumPy dtype for the core's code of a dtype. For a dtype of ml_dtypes, returns an
+    unsigned integer of the same size."""
     return np.dtype(_SEEN_AS.get(DTYPES[code], DTYPES[code]))
 
 
 class NumpyKind(Kind):
-    """NumPy arrays and scalars. Base class of kinds whose arrays NumPy can view without a copy."""
+    """NumPy arrays and scalars. Also the base class of kinds whose arrays NumPy can view without a
+    copy."""
 
     gives_pointers = True  # NumPy needs 1.5 us to return the address as an int
 
@@ -153,7 +159,7 @@ class NumpyKind(Kind):
         return isinstance(x, (np.ndarray, np.generic))
 
     def view(self, x: Any) -> np.ndarray[Any, Any]:
-        """A NumPy array over the memory of `x`."""
+        """Returns a NumPy array over the memory of `x`."""
         return np.asarray(x)
 
     def give(self, result: np.ndarray[Any, Any], like: Any) -> Any:
@@ -187,23 +193,24 @@ class NumpyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """Returns a cffi pointer twice: as the address, and as the object that keeps the memory
-        alive. Returns (0, None) if `x` has a different form or would be copied."""
+        """Returns a cffi pointer twice: it is both the address and the object that keeps the memory
+        alive. Returns (0, None) if `x` has a different form or would have to be copied."""
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
             return 0, None
         try:
             pointer = _from_buffer(x, in_place)
-        except ValueError:  # not contiguous, read-only, or a dtype without buffer protocol
+        except ValueError:  # not contiguous, read-only, or of a dtype without buffer protocol
             return 0, None
         return pointer, pointer
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new array like `like` in kind, dtype and, if `shape` is None, shape."""
+        """Returns a new array of the kind and dtype of `like`. If `shape` is None, the new array
+        also has the shape of `like`."""
         view = self.view(like)
         return self.give(np.empty(view.shape if shape is None else shape, view.dtype), like)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """An array of the kind and dtype of `like` over a result's memory."""
+        """Wraps a result's memory in an array of the kind and dtype of `like`."""
         return self.give(np.asarray(memory).view(self.view(like).dtype), like)
 
 

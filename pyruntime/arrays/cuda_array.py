@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU arrays without a framework: CudaArray for the core's memory, and kinds for objects that
-export their address through DLPack or `__cuda_array_interface__`."""
+"""GPU arrays without a framework. CudaArray wraps the core's memory. The kinds describe objects
+that export their address through DLPack or `__cuda_array_interface__`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from farandole.arrays.kinds import Kind, Shape, Stream, register
 LEGACY_STREAM = 1  # CUDA's handle of the legacy default stream
 _LAST_DEFAULT = 2  # CUDA's handle of the per-thread default stream
 
-# (memory to free, stream of that memory). Memory cannot be freed while its stream is captured.
+# Pairs of (memory to free, the memory's stream). Memory cannot be freed while a graph captures its
+# stream, so it waits here.
 _dropped: deque[tuple[Any, int]] = deque()
 
 
@@ -34,7 +35,8 @@ def _free_dropped(dropped: Any = _dropped, free: Any = lib.farandole_free_on) ->
 
 
 class _GpuMemory:
-    """GPU memory of the core. It is freed in its stream, after all work that is there then."""
+    """GPU memory that the core allocated. It is freed in its stream, after all work that the stream
+    holds at that time."""
 
     def __init__(self, pointer: Any, device: int, stream: int) -> None:
         _free_dropped()
@@ -56,17 +58,18 @@ class _BorrowedMemory:
 class CudaArray:
     """A contiguous array on a GPU, returned for GPU arrays of a library that has no adapter.
 
-    shape is a tuple of int; dtype is a name of NumPy or ml_dtypes; device is CUDA's ordinal. The
-    values are valid once the work now in `stream` is done. Other libraries read the memory without
-    a copy through DLPack or `__cuda_array_interface__` (version 3; bfloat16 appears as uint16). The
-    memory is freed in the order of `stream`. If other streams read it, wait for them before you
-    drop the array.
+    shape is a tuple of int, dtype is the name of a NumPy or ml_dtypes dtype, and device is CUDA's
+    ordinal. The values are valid once the work that is now in `stream` is done. Other libraries can
+    read the memory without a copy through DLPack or `__cuda_array_interface__` (version 3), in
+    which bfloat16 appears as uint16. The memory is freed in the order of `stream`. If other streams
+    read the memory, wait for them before you drop the array.
     """
 
     __slots__ = ("_allocation", "device", "dtype", "shape", "stream")
 
     def __init__(self, allocation: _GpuMemory | _BorrowedMemory, dtype: int, shape: Shape) -> None:
-        """`dtype` is the core's code. Raises ValueError for elements whose memory is null."""
+        """`dtype` is the core's code. Raises ValueError if the array has elements but its memory is
+        null."""
         self._allocation = allocation
         address_or_empty(self.address, shape, "a result on a GPU")
         self.device, self.stream = allocation.device, allocation.stream or LEGACY_STREAM
@@ -74,12 +77,14 @@ class CudaArray:
 
     @classmethod
     def taken(cls, pointer: Any, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
-        """Takes ownership of `pointer`, from farandole_take; `stream` is the first to read it."""
+        """Takes ownership of `pointer`, which farandole_take returned. `stream` is the first stream
+        that reads the memory."""
         return cls(_GpuMemory(pointer, device, stream), dtype, shape)
 
     @classmethod
     def empty(cls, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
-        """Uninitialised array, usable in `stream`. Raises LibraryError if memory is short."""
+        """Returns an uninitialised array that can be used in `stream`. Raises LibraryError if
+        memory is short."""
         memory = ffi.new("void**")
         nbytes = dtype_of(dtype).itemsize * prod(shape)
         check(lib.farandole_allocate_on(device, nbytes, stream, memory))
@@ -87,7 +92,8 @@ class CudaArray:
 
     @classmethod
     def over(cls, buffer: Buffer) -> CudaArray:
-        """A flat array over a buffer's memory, in its stream. Keeps the buffer's owner alive."""
+        """Returns a flat array over a buffer's memory, in the buffer's stream. The array keeps the
+        buffer's owner alive."""
         return cls(_BorrowedMemory(buffer), buffer.dtype, (prod(buffer.shape),))
 
     @property
@@ -106,8 +112,8 @@ class CudaArray:
         return dlpack.CUDA, self.device
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        """A capsule for a consumer that works in `stream`. None: the default stream; -1: the
-        consumer needs no ordering."""
+        """Returns a capsule for a consumer that works in `stream`. None means the default stream;
+        -1 means that the consumer needs no ordering."""
         if stream is None:
             stream = LEGACY_STREAM
         if stream not in (-1, self.stream):
@@ -116,7 +122,7 @@ class CudaArray:
         return dlpack.capsule(self.address, device, self.dtype, self.shape, self._allocation)
 
     def bytes(self) -> CudaArray:
-        """The same memory as an array of uint8, of shape (number of bytes,)."""
+        """Returns an array of uint8 over the same memory, of shape (number of bytes,)."""
         itemsize = dtype_of(DTYPES.index(self.dtype)).itemsize
         count = itemsize * prod(self.shape)
         return CudaArray(self._allocation, DTYPES.index("uint8"), (count,))
@@ -131,8 +137,8 @@ class CudaArray:
 
 
 class _CpuDlpackKind(NumpyKind):
-    """CPU arrays with DLPack. Results are arrays of the same library if it has an array-API
-    namespace, otherwise NumPy arrays."""
+    """CPU arrays that support DLPack. Results are arrays of the same library if it has an array-API
+    namespace, and otherwise NumPy arrays."""
 
     def matches(self, x: Any) -> bool:
         return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
@@ -151,7 +157,8 @@ class _CpuDlpackKind(NumpyKind):
 
 
 class _StreamOwner:
-    """The first array that named a stream. Results keep the array alive, and thereby the stream."""
+    """Holds the first array that named a stream. Results keep this array alive, and so the
+    stream."""
 
     __slots__ = ("__weakref__", "array")
 
@@ -163,7 +170,7 @@ _owners: WeakValueDictionary[int, _StreamOwner] = WeakValueDictionary()  # keyed
 
 
 def _named_stream(x: Any) -> int:
-    """Returns the stream that an array names, or else the default stream.
+    """Returns the stream that an array names, or the default stream if it names none.
 
     All results in a stream keep only the first array that named it alive. If each result kept its
     own input alive, a chain of calls would keep every earlier result.
@@ -178,9 +185,10 @@ def _named_stream(x: Any) -> int:
 
 
 class _CudaKind(Kind):
-    """Objects with `__cuda_array_interface__`, which names their stream.
+    """Objects with a `__cuda_array_interface__`. The interface names the stream of the object.
 
-    Results are arrays of the same library if it has an array-API namespace, otherwise CudaArrays.
+    Results are arrays of the same library if it has an array-API namespace, and otherwise
+    CudaArrays.
     """
 
     def matches(self, x: Any) -> bool:
@@ -221,7 +229,8 @@ class _CudaKind(Kind):
 
 
 class _CudaDlpackKind(_CudaKind):
-    """GPU arrays that have only DLPack, which names no stream. They use the default stream."""
+    """GPU arrays that support only DLPack. DLPack names no stream, so they use the default
+    stream."""
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
         if isinstance(x, CudaArray):  # a result: the library of `like` has no namespace
@@ -286,7 +295,8 @@ def _buffer(
 
 
 def _device(x: Any, pointer: int) -> int:
-    """CUDA's ordinal for the device of `x`; for an empty array that names none, this rank's GPU."""
+    """Returns CUDA's ordinal for the device of `x`. For an empty array that names no device,
+    returns this rank's GPU."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     return check_count(lib.farandole_device_of(pointer))

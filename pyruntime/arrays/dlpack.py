@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and creates DLPack capsules, as defined in dlpack.h, for cuda_array.py. A consumer may free
-a capsule on any thread."""
+"""Reads and creates the DLPack capsules that cuda_array.py needs; dlpack.h defines them. A consumer
+may free a capsule on any thread."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ class _Managed(ctypes.Structure):
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# Separate prototypes: other code may reset the attributes of ctypes.pythonapi at any time.
+# These prototypes are separate objects because other code may reset the attributes of
+# ctypes.pythonapi at any time.
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
 _get = ("PyCapsule_GetPointer", ctypes.pythonapi)
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(_get)
-# Takes a capsule by address: a reference to a capsule that is being destroyed would revive it.
+# Takes the capsule's address, because a reference to a capsule that is being destroyed would revive
+# it.
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(_get)
 _valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
 
-# Memory that consumers of farandole's capsules still use. Key: address of the DLPack structure.
+# Memory that consumers of farandole's capsules still use, keyed by the DLPack structure's address.
 _lent: dict[int, tuple[object, ...]] = {}
 
 
 class CapsuleInfo(NamedTuple):
-    """An array, as described by a capsule.
+    """An array that a capsule describes.
 
     `pointer` is 0 if there is no memory. `strides` count elements; None means C-contiguous.
     """
@@ -64,7 +66,7 @@ class CapsuleInfo(NamedTuple):
 
 
 def read(made: Any) -> CapsuleInfo:
-    """Reads a capsule without consuming it. Keep the capsule while you use its memory.
+    """Reads a capsule without consuming it. Keep the capsule as long as you use its memory.
 
     Raises TypeError for a vector type or an unknown type code.
     """
@@ -83,7 +85,8 @@ def read(made: Any) -> CapsuleInfo:
 def capsule(
     pointer: int, device: tuple[int, int], dtype: str, shape: tuple[int, ...], owner: object
 ) -> Any:
-    """Returns a capsule over contiguous memory. `owner` keeps the memory alive while it is used."""
+    """Returns a capsule over contiguous memory. `owner` keeps the memory alive while consumers use
+    it."""
     kind = dtype.rstrip("0123456789")
     bits = 8 if kind == "bool" else int(dtype[len(kind) :])
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)

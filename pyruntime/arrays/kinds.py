@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface between the calls and array libraries. Each family of arrays has a Kind.
+"""The interface between collective calls and array libraries. Each family of arrays has a Kind.
 
 Each adapter is a package that derives a class from Kind and registers an instance on import. The
-adapter's entry point in the group "farandole.adapters" has the name of the framework's top-level
-module, so farandole imports the adapter when it first sees such an array. docs/adapters.md is the
-guide. Any thread may call everything here, including the methods of a Kind.
+adapter's entry point in the group "farandole.adapters" has the same name as the framework's
+top-level module. By that name, farandole finds and imports the adapter when it first sees one of
+the framework's arrays. docs/adapters.md is the guide. Everything here, including the methods of a
+Kind, may be called from any thread.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ Shape = tuple[int, ...]
 
 
 class Stream(int):
-    """A CUDA stream's handle, which keeps the stream alive by keeping the stream's owner alive."""
+    """A CUDA stream's handle. It keeps the stream's owner alive, and so the stream."""
 
     owner: object
 
     def __new__(cls, number: int, owner: object) -> Stream:
-        """`owner`: an object that keeps the stream alive."""
+        """`owner` is an object that keeps the stream alive."""
         made = super().__new__(cls, number)
         made.owner = owner
         return made
@@ -41,17 +42,18 @@ class Kind(ABC):
     call methods at once. No method waits for other ranks.
     """
 
-    gives_pointers = False  # True: lent() returns cffi pointers instead of ints
+    gives_pointers = False  # True if lent() returns cffi pointers instead of ints
 
     @abstractmethod
     def matches(self, x: Any) -> bool:
-        """True if `x` belongs to this kind. farandole caches the answer for the type of `x`."""
+        """Returns True if `x` belongs to this kind. farandole caches the answer for the type of
+        `x`."""
 
     @abstractmethod
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
         """Describes the memory of `x`, or of a contiguous copy if `x` is not contiguous.
 
-        With `in_place`, raises ValueError for arrays that are read-only or would have to be copied.
+        If `in_place`, raises ValueError for arrays that are read-only or would have to be copied.
         Raises TypeError for a dtype or layout that the core does not support. The Buffer's owner
         keeps the memory alive until the call has ended.
         """
@@ -59,44 +61,47 @@ class Kind(ABC):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """A faster describe() for arrays that are sent repeatedly.
+        """A faster version of describe() for arrays that are sent repeatedly.
 
         Returns (address, object that keeps the memory alive) if `x` has this dtype, shape and
         device, and describe() would not copy `x`. Otherwise returns (0, None). `device` is compared
-        with x.device; None means the CPU.
+        with x.device. None means the CPU.
         """
         return 0, None
 
     def stream(self, x: Any) -> int:
-        """The CUDA stream in which the caller now uses arrays such as `x`; 0 on the CPU.
+        """Returns the CUDA stream in which the caller now uses arrays such as `x`, or 0 on the CPU.
 
-        If the stream may be destroyed, returns a Stream, which keeps it alive: results are freed in
-        the order of the stream, possibly long after the call.
+        If the stream may be destroyed, returns a Stream, which keeps the stream alive. This matters
+        because results are freed in the order of the stream, possibly long after the call.
         """
         return 0
 
     @abstractmethod
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new contiguous array with the dtype and device of `like`; if `shape` is None, also with
-        its shape. The core writes a result to the array; the user gets sealed(result, like)."""
+        """Returns a new contiguous array with the dtype and device of `like`. If `shape` is None,
+        the array also has the shape of `like`. The core writes a result to the array, and the user
+        gets sealed(result, like)."""
 
     def sealed(self, result: Any, like: Any) -> Any:
-        """Converts `result`, which empty() made and the core has filled, to the user's array.
+        """Converts an array that empty() made and the core has filled to the array that the user
+        gets.
 
-        Libraries with read-only arrays override this. Their empty() makes a writable stand-in, such
-        as a NumPy array, and describe() must accept this, too.
+        Libraries with read-only arrays override this. The empty() of such a library makes a
+        writable stand-in, such as a NumPy array, and its describe() must also accept the stand-in.
         """
         return result
 
     def gives_itself(self) -> bool:
-        """True if the user gets the array that empty() made, because sealed() is not overridden."""
+        """Returns True if sealed() is not overridden, so that the user gets the array that empty()
+        made."""
         return type(self).sealed is Kind.sealed
 
     @abstractmethod
     def wrap(self, memory: Any, like: Any) -> Any:
-        """An array over a result's memory, with the dtype of `like`; without a copy if possible.
+        """Wraps a result's memory in an array with the dtype of `like`, without a copy if possible.
 
-        `memory` is a buffers.ResultMemory, or a cuda_array.CudaArray on GPUs.
+        `memory` is a buffers.ResultMemory on the CPU and a cuda_array.CudaArray on a GPU.
         """
 
 
@@ -105,13 +110,13 @@ _by_type: dict[type, Kind] = {}
 
 
 def register(kind: Kind, place: int = 0) -> None:
-    """Adds a kind before all others, or at `place`. Adapters call this on import."""
+    """Inserts a kind at `place`, by default before all others. Adapters call this on import."""
     _kinds.insert(place, kind)
     _by_type.clear()
 
 
 def kind_of(x: Any) -> Kind:
-    """The kind of an array. Imports the adapter of the array's framework if there is one.
+    """Returns the kind of an array. Imports the adapter for the array's framework if there is one.
 
     Raises TypeError if `x` is not an array or its adapter cannot be imported.
     """
@@ -138,7 +143,7 @@ def _find(x: Any) -> Kind:
 
 
 def _of_numbers() -> str:
-    """Code that converts a number to an array of the framework that the program uses."""
+    """Returns code that converts a number to an array of the framework that the program uses."""
     makers = {"torch": "torch.tensor(x)", "jax": "jax.numpy.asarray(x)"}
     makers["tensorflow"] = "tensorflow.constant(x)"
     used = (text for name, text in makers.items() if f"farandole.{name}" in sys.modules)

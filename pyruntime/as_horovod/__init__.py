@@ -4,7 +4,7 @@
 mpirun -np 4 python -m farandole.as_horovod train.py --epochs 3
 
 The folder `path/` holds a package `horovod` that has Horovod's module names and farandole's calls.
-It also holds the command `horovodrun`, which runs `farandole run`.
+The folder also holds the command `horovodrun`, which runs `farandole run`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ FOLDER = str(Path(__file__).with_name("path"))
 
 
 def install() -> None:
-    """Makes `import horovod` load farandole's package, here and in child processes. Child processes
-    also find `horovodrun`.
+    """Makes `import horovod` load farandole's package, in this process and in its child processes.
+    Child processes also find the command `horovodrun`.
 
     Raises RuntimeError if the real Horovod has been imported.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command python -m farandole.as_horovod (script.py | -m module) arguments..."""
+"""Implements the command python -m farandole.as_horovod (script.py | -m module) arguments..."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USAGE = "usage: python -m farandole.as_horovod (script.py | -m module) [argument
 
 
 def main() -> None:
-    """Runs a script or module in the way of Python itself, with the same exit code and errors."""
+    """Runs a script or module just as Python itself would, with the same exit code and errors."""
     arguments = sys.argv[1:]
     as_module = arguments[:1] == ["-m"]
     arguments = arguments[as_module:]
@@ -23,7 +23,7 @@ def main() -> None:
     if not as_module:
         if not Path(target).is_file():
             sys.exit(f"python -m farandole.as_horovod: there is no file {target}")
-        if not getattr(sys.flags, "safe_path", False):  # Python, too, does so for a script
+        if not getattr(sys.flags, "safe_path", False):  # as Python does for a script
             sys.path[0] = str(Path(target).resolve().parent)
     install()
     sys.argv[:] = arguments

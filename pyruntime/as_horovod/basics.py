@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HorovodBasics: Horovod's calls about ranks, as methods of a class."""
+"""Defines HorovodBasics, a class whose methods are Horovod's calls about ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ __all__ = ["HorovodBasics"]
 
 
 class HorovodBasics:
-    """Libraries instantiate this class; all instances share one runtime."""
+    """Horovod's calls as static methods. Libraries instantiate this class, and all instances share
+    one runtime."""
 
     Average, Sum, Adasum = farandole.Average, farandole.Sum, farandole.Adasum
     Min, Max, Product = farandole.Min, farandole.Max, farandole.Product
 
     def __init__(self, pkg_path: str = "", *args: str) -> None:
-        """Ignores its arguments, which located Horovod's library."""
+        """Ignores its arguments, which in Horovod give the path of its compiled library."""
 
 
 _CALLS = (

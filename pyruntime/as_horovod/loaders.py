@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's data loaders. A thread reads batches ahead."""
+"""Horovod's data loaders, in which a thread reads batches ahead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _END = object()
 
 
 class BaseDataLoader(ABC):
-    """Base class of loaders. Derived classes define __len__() and _iterate()."""
+    """Base class for loaders. Derived classes define __len__() and _iterate()."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -29,7 +29,7 @@ class BaseDataLoader(ABC):
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """Hook that may change a batch. Called in the consumer's thread."""
+        """Hook that may change a batch. It is called on the consumer's thread."""
         return batch
 
 
@@ -47,7 +47,8 @@ class _Reader:
                 self._queue.put((batch, None))
                 if self._stopped.is_set():
                     return
-        except BaseException as error:  # even SystemExit, or the consumer would wait forever
+        # Even SystemExit is passed on. Otherwise the consumer would wait forever.
+        except BaseException as error:
             last = error
         self._queue.put((_END, last))
 
@@ -62,11 +63,11 @@ class _Reader:
                 raise error
 
     def stop(self) -> None:
-        """Ends the thread, even if batches are left. If an iterator is still waiting for a batch,
-        the iterator raises RuntimeError."""
+        """Ends the thread, even if there are unread batches. An iterator that is still waiting for
+        a batch raises RuntimeError."""
         self._stopped.set()
         while self._thread.is_alive() or not self._queue.empty():
-            try:  # make room for a put() that waits
+            try:  # make room for a waiting put()
                 self._queue.get(timeout=0.05)
             except queue.Empty:
                 continue
@@ -76,13 +77,15 @@ class _Reader:
 
 
 class AsyncDataLoaderMixin:
-    """Mixin that reads batches ahead in a thread: class Loader(AsyncDataLoaderMixin, MyLoader).
+    """Mixin that reads batches ahead on a thread. Use it as class Loader(AsyncDataLoaderMixin,
+    MyLoader).
 
-    The consumer's thread raises the loader's errors.
+    Errors of the loader are raised on the consumer's thread.
     """
 
     def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
-        """Reads up to `async_loader_queue_size` batches ahead; 0 starts no thread."""
+        """The thread reads up to `async_loader_queue_size` batches ahead. If this is 0, no thread
+        is started."""
         self.async_loader_queue_size = async_loader_queue_size
         self._reader: _Reader | None = None
         super().__init__(*args, **kwargs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of Horovod's modules, and the import finder that creates them on the importing thread."""
+"""A table of Horovod's modules, and an import finder that creates them on the importing thread."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# Module -> sources of its names. The source `module` means all of its names; `module:A B=C` means
-# its A, and its C under the name B. As in Horovod, submodules are attributes of their package.
+# Maps each module to the sources of its names. The source `module` stands for all names of that
+# module. The source `module:A B=C` stands for its A, and for its C under the name B. As in Horovod,
+# submodules are attributes of their package.
 _RANKS = "farandole:cross_rank cross_size is_initialized local_rank local_size rank size"
 _SETS = "farandole:ProcessSet add_process_set global_process_set remove_process_set"
 _FAILURE = "farandole.errors:HorovodInternalError=FarandoleError"
@@ -124,12 +125,14 @@ INSTEAD = {
 
 
 class HorovodFinder(MetaPathFinder, Loader):
-    """Creates the modules in TABLE on import. For those in INSTEAD, the error names a remedy."""
+    """Creates the modules in TABLE on import. For modules in INSTEAD, raises an error that names a
+    remedy."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raises ImportError for a module that farandole lacks."""
+        """Returns a spec for a module in TABLE, or None for others. Raises ImportError for a module
+        in INSTEAD."""
         if name in INSTEAD:
             raise ImportError(f"{name} is not part of farandole: {INSTEAD[name]}", name=name)
         if name not in TABLE:
@@ -152,7 +155,8 @@ class HorovodFinder(MetaPathFinder, Loader):
 
 
 def _children(name: str) -> list[str]:
-    """Submodules to import with a package, but not LATE: TensorFlow must load without Keras."""
+    """Returns the submodules to import with a package. Omits those in LATE, because TensorFlow must
+    load without Keras."""
     inner = [row.removeprefix(f"{name}.") for row in TABLE if row.startswith(f"{name}.")]
     return [row for row in inner if "." not in row and f"{name}.{row}" not in LATE]
 

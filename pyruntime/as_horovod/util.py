@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers that scripts and libraries import from horovod.common.util. Any thread may use them."""
+"""Helpers that scripts and libraries import from horovod.common.util. They may be called from any
+thread."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ T = TypeVar("T")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """True if the adapter, such as "torch" or "numpy", and its framework are installed."""
+    """Returns True if both the adapter, such as "torch" or "numpy", and its framework are
+    installed."""
     try:
         found = importlib.util.find_spec(f"farandole.{ext_base_name}") is not None
         return found and importlib.util.find_spec(ext_base_name) is not None
@@ -59,7 +61,8 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raises ImportError if `ext_name`, such as "horovod.torch", has no adapter here."""
+    """Raises ImportError if the adapter for `ext_name`, such as "horovod.torch", is not
+    installed."""
     name = ext_name.removeprefix("horovod.")
     if not extension_available(name):
         raise ImportError(f"{ext_name} cannot be used: {name} or its adapter is not installed")
@@ -68,7 +71,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 def check_installed_version(
     name: str, version: str, exception: BaseException | None = None
 ) -> None:
-    """Does nothing: farandole is not compiled against a framework, so every version fits."""
+    """Does nothing. farandole is not compiled against a framework, so every version fits."""
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -104,7 +107,8 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Calls `target(*args)` on a new thread and returns the thread. `silent` drops its errors."""
+    """Calls `target(*args)` on a new thread and returns the thread. If `silent`, ignores errors of
+    `target`."""
 
     def quiet() -> None:
         with suppress(Exception):
@@ -128,8 +132,8 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """True if version `ver`, such as "2.1.0", is `target` or newer. Raises ValueError unless both
-    have three numbers."""
+    """Returns True if version `ver`, such as "2.1.0", is `target` or newer. Raises ValueError
+    unless both versions have three numbers."""
     numbers = [int(part) for part in ver.split("+")[0].split(".")[:3]]
     wanted = [int(part) for part in target.split(".")]
     if len(numbers) < 3 or len(wanted) < 3:
@@ -139,7 +143,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 @contextmanager
 def env(**kwargs: str) -> Iterator[None]:
-    """Context: sets environment variables, and restores the old values at the end."""
+    """Context manager that sets environment variables and restores the old values at the end."""
     before = {name: os.environ.get(name) for name in kwargs}
     os.environ.update(kwargs)
     try:
@@ -153,7 +157,8 @@ def env(**kwargs: str) -> Iterator[None]:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, Any], Any]:
-    """Returns a function (op, average) -> op. `reduce_ops` has the attributes Average and Sum."""
+    """Returns a function that chooses the reduction from the arguments (op, average). `reduce_ops`
+    has the attributes Average and Sum."""
 
     def choose(op: Any, average: bool | None) -> Any:
         if op is not None and average is not None:
@@ -166,5 +171,5 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, A
 
 
 def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
-    """The reduction selected by `op`, or by Horovod's older argument `average`."""
+    """Returns the reduction that is selected by `op` or by Horovod's older argument `average`."""
     return get_average_backwards_compatibility_fun(ReduceOp)(op, average)

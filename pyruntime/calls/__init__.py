@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of one collective call: arguments, submission to the core, memory and handle."""
+"""The parts of a collective call: its arguments, submission to the core, memory and handle."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of arguments of public calls. Each argument name has a row, which tells which values
-are valid. The wrapper of public calls checks arguments by this table, on the caller's thread."""
+"""The table of arguments that public calls take. Each argument name has a row that defines which
+values are valid. The decorators of public calls check arguments against this table on the caller's
+thread."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from farandole._library import lib
 from farandole.arrays.kinds import kind_of
 from farandole.members import ProcessSet, global_process_set, size_of
 
-Fault = type[Exception] | None  # the error to raise for a wrong value; None: the value is valid
+Fault = type[Exception] | None  # the error to raise for a wrong value, or None for a valid one
 
 
 class ReduceOp(IntEnum):
     """Combines the ranks' values element by element, in rank order.
 
-    Average: the sum of the values, divided by the number of ranks; integers are truncated. Sum: the
-    sum; 16-bit and 8-bit floats are added in float32 and rounded once. Min, Max: the least, the
-    greatest value; NaNs propagate. Product: the product. Adasum (floats only): adds orthogonal
-    components, averages parallel ones (Maleki et al., 2020).
+    Average divides the sum by the number of ranks; for integers, the quotient is truncated. Sum
+    adds 16-bit and 8-bit floats in float32 and rounds them once. Min and Max return the least and
+    the greatest value and propagate NaNs. Product multiplies. Adasum takes only floats; it adds
+    orthogonal components and averages parallel ones (Maleki et al., 2020).
     """
 
     AVERAGE = lib.FARANDOLE_AVERAGE
@@ -34,21 +35,21 @@ class ReduceOp(IntEnum):
     MAX = lib.FARANDOLE_MAX
     PRODUCT = lib.FARANDOLE_PRODUCT
 
-    __hash__ = int.__hash__  # Enum's __hash__ is slow, and look-ups of calls use it
+    __hash__ = int.__hash__  # Enum's __hash__ is slow, and call look-ups need it
 
     def __repr__(self) -> str:  # the form that help() shows
         return f"farandole.{self.name.title()}"
 
 
 def divisor_of(op: int, process_set: int) -> int:
-    """The divisor of a reduction: for Average, the set's full size, including ranks that called
-    join(); otherwise 1."""
+    """Returns the divisor of a reduction. For Average, this is the set's full size, including ranks
+    that called join(). Otherwise it is 1."""
     return size_of(process_set) if op == ReduceOp.AVERAGE else 1
 
 
 class Argument(NamedTuple):
-    """A row: advice for errors, and a function that returns the type of the error for a wrong
-    value, or None for a valid one."""
+    """A row of the table. `wants` is advice for error texts. `fault` returns the type of the error
+    for a wrong value, or None for a valid one."""
 
     wants: str
     fault: Callable[[Any], Fault]
@@ -66,7 +67,7 @@ def wrong(what: str, value: Any, argument: Argument, fault: type[Exception]) -> 
 
 
 def shown(value: Any) -> str:
-    """The text of a value in an error. Never raises."""
+    """Returns the text that shows a value in an error. Never raises."""
     try:
         text = repr(value)
     except Exception:
@@ -75,7 +76,8 @@ def shown(value: Any) -> str:
 
 
 def integer(value: Any, least: int, most: int = _LARGEST_RANK) -> Fault:
-    """The type of error for a value that is not an int in this range; None for a valid value."""
+    """Returns the type of the error for a value that is not an int in this range, or None if the
+    value is valid."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return TypeError
     try:
@@ -85,8 +87,8 @@ def integer(value: Any, least: int, most: int = _LARGEST_RANK) -> Fault:
 
 
 def number(value: Any) -> float | None:
-    """The value of an int, a float, or an array or tensor of one element, as a float. None for
-    other values, and NaN for an int that no float can hold.
+    """Converts an int, a float, or an array or tensor of one element to a float. Returns None for
+    other values, and NaN for an int that is too large for a float.
     """
     try:
         value = value.item() if hasattr(value, "item") else value
@@ -100,7 +102,8 @@ def number(value: Any) -> float | None:
 
 
 def is_factor(value: Any) -> Fault:
-    """The type of the error for a value that is not a number or is NaN; None for a valid value."""
+    """Returns the type of the error for a value that is NaN or not a number, or None if the value
+    is valid."""
     if type(value) is float and value == value:
         return None
     as_float = number(value)
@@ -209,13 +212,14 @@ _FACTOR = "pass a number that is not NaN"
 _COUNT = Argument("pass an int of at least 1", _is_passes)
 
 
-# Not checked by this table. Some are checked where they are used; the others are ignored.
+# Parameters that this table does not check. Some are checked where they are used. The others are
+# ignored.
 _LATER = (
     "tensor tree splits device device_dense device_sparse ignore_name_scope inplace "
     "keras_model variables obj model grads params optimizer"
 )
 
-# By parameter name. A call with a new parameter needs a new row.
+# The rows, by parameter name. A call with a new parameter needs a new row.
 ARGUMENTS: dict[str, Argument] = {
     **dict.fromkeys(_LATER.split(), Argument("", lambda _: None)),
     "tensors": _ARRAYS,
@@ -254,7 +258,8 @@ ARGUMENTS: dict[str, Argument] = {
     ),
 }
 
-# Options of constructors. They are checked before the program makes calls, so no peer waits.
+# Options of constructors. They are checked before the program makes calls, so no peer is waiting
+# when the check fails.
 OPTIONS: dict[str, Argument] = {
     "op": Argument(
         "pass one of Average, Sum, Adasum, Min, Max and Product of farandole",
@@ -271,7 +276,7 @@ OPTIONS: dict[str, Argument] = {
 
 
 def check(rows: Mapping[str, Argument] = OPTIONS, /, **values: Any) -> None:
-    """Raises an error for the first invalid option. Options are passed as name=value."""
+    """Raises an error for the first invalid option. Pass options as name=value."""
     for name, value in values.items():
         row = rows.get(name) or OPTIONS[name]
         fault = row.fault(value)
@@ -280,12 +285,12 @@ def check(rows: Mapping[str, Argument] = OPTIONS, /, **values: Any) -> None:
 
 
 def factors_of(op: int, divisor: float, process_set: ProcessSet) -> tuple[float, float]:
-    """Returns the factors that gradient_predivide_factor requires: (before, after the reduction).
-    Raises an error if an argument is invalid."""
+    """Returns the two factors that gradient_predivide_factor requires: one to apply before the
+    reduction and one to apply after it. Raises an error if an argument is invalid."""
     check(op=op, gradient_predivide_factor=divisor, process_set=process_set)
     if divisor != 1.0 and op != ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor works with op=Average only: omit one of them")
-    whole = number(divisor) or 1.0  # neither None nor 0: already checked
+    whole = number(divisor) or 1.0  # neither None nor 0, as checked above
     return 1.0 / whole, whole
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles of calls on GPUs. wait() returns once the work is launched, and then the caller's stream
-waits for the result. Used by the framework-neutral calls and the torch adapter, on any thread."""
+"""Handles for calls on GPUs. wait() returns once the work is launched, and from then on the
+caller's stream waits for the result. The framework-neutral calls and the torch adapter use this
+module. It may be used from any thread."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 
 def join_stream(handles: Sequence[int], stream: int) -> None:
-    """Makes later work in a CUDA stream wait for the results of handles whose wait() has returned.
+    """Makes later work in a CUDA stream wait for handles' results. wait() must have returned for
+    each of these handles.
 
     Does not block. Raises LibraryError if the device has failed.
     """
@@ -25,9 +27,10 @@ def join_stream(handles: Sequence[int], stream: int) -> None:
 
 
 class GpuHandle(Handle[T]):
-    """A Handle whose wait() returns once the work is launched; then the caller's stream waits.
+    """A Handle whose wait() returns once the work is launched and makes the caller's stream wait
+    for it.
 
-    The handle keeps the buffers until the GPU is done with them, possibly after wait() returns.
+    The buffers are kept until the GPU is done with them, which may be after wait() returns.
     """
 
     __slots__ = ("_joined", "_launched", "_stream")
@@ -47,7 +50,8 @@ class GpuHandle(Handle[T]):
         self._joined = 0
 
     def wait(self, timeout: float | None = None) -> T:
-        """Returns the result after launch. The caller's current stream waits for its values."""
+        """Returns the result once the work is launched. The caller's current stream waits for the
+        result's values."""
         value = super().wait(timeout)
         stream = self._stream()
         if stream != self._joined and not self._lost():

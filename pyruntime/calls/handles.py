@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles, which asynchronous calls return, and functions that wait for handles. Any thread may use
-this module."""
+"""Handles, which asynchronous calls return, and functions that wait for handles. They may be used
+from any thread."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from farandole.errors import ShutdownError, StallError
 
 T = TypeVar("T")
 R = TypeVar("R")
-SLICE = 0.15  # seconds of each wait in the core; Python handles signals in between
-_ANSWER_SECONDS = 1.0  # limit for asking the coordinator which ranks a call waits for
+SLICE = 0.15  # seconds per wait in the core; Python handles signals between waits
+_ANSWER_SECONDS = 1.0  # limit for the coordinator's answer in explanation()
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 _finish = lib.farandole_finish
@@ -50,8 +50,8 @@ class Handle(Generic[T]):
         what: object,
         timeout: float | None = None,
     ) -> None:
-        """`numbers`: the core's handles. `collect` makes the result from `numbers`. `what` names
-        the call in errors. `timeout`: the default limit of waits, in seconds."""
+        """`numbers` holds the core's handles. `collect` makes the result from `numbers`. `what`
+        names the call in errors. `timeout` is the default limit for waits, in seconds."""
         self._numbers = numbers
         self._collect = collect
         self._what = what
@@ -64,8 +64,9 @@ class Handle(Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Blocks until the call is done and returns its result.
 
-        Raises the call's error, or StallError after `timeout` seconds: the call then continues, and
-        you may wait again. If an exception, such as Ctrl-C, ends a wait, this rank leaves the job.
+        Raises the call's error if it fails. Raises StallError after `timeout` seconds; in that case
+        the call continues, and you may wait again. If an exception, such as Ctrl-C, ends a wait,
+        this rank leaves the job.
         """
         limit = self._timeout if timeout is None else timeout
         try:
@@ -86,7 +87,7 @@ class Handle(Generic[T]):
 
     def _settle(self, limit: float | None) -> Exception | None:
         """Waits, one thread at a time, and stores the outcome. Returns a StallError if the time is
-        up. Raises exceptions of signal handlers only."""
+        up. Raises only exceptions that come from signal handlers."""
         lock = self._lock
         if lock is None:
             with _making_locks:
@@ -106,11 +107,12 @@ class Handle(Generic[T]):
         return None
 
     def _outcome(self, numbers: Any, limit: float | None) -> Exception | None:
-        """Waits. Returns the call's error, or a StallError if the time is up, or None."""
+        """Waits. Returns None if the call succeeds, its error if it fails, or a StallError if the
+        time is up."""
         return _block(numbers, limit, str(self._what))
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:
-        """Returns this handle; `change` will convert its result. Call this before any wait."""
+        """Returns this handle, whose result `change` will convert. Call this before any wait."""
         collect = self._collect
         if collect is None:
             value = self._value
@@ -121,7 +123,7 @@ class Handle(Generic[T]):
 
     @property
     def result(self) -> T:
-        """The result; waits for it."""
+        """The call's result. Reading this property waits for it."""
         return self.wait()
 
     def poll(self) -> bool:
@@ -143,7 +145,8 @@ class Handle(Generic[T]):
             except Exception as reason:  # stored, because a result can be taken only once
                 failure = reason
         self._error = failure
-        self._numbers = self._collect = None  # before the release: a second wait finds the result
+        # Set before the release, so that a second wait finds the result.
+        self._numbers = self._collect = None
         self._let_go(numbers, failure)
 
     def _let_go(self, numbers: Any, failure: Exception | None) -> None:
@@ -164,12 +167,13 @@ class Handle(Generic[T]):
 
 
 class OneHandle(Handle[T]):
-    """A handle of one tensor whose result array exists already. wait() calls the core only once."""
+    """A handle for a call on one tensor whose result array exists already. wait() usually calls the
+    core only once."""
 
     __slots__ = ()
 
     def __init__(self, number: int, value: T, what: object, timeout: float | None) -> None:
-        """`value`: the result. `number`: the core's handle, or 0 if the call is done."""
+        """`value` is the result. `number` is the core's handle, or 0 if the call is done."""
         self._numbers = (number,) if number else None
         self._collect = None
         self._what = what
@@ -196,7 +200,7 @@ class OneHandle(Handle[T]):
 
     def _complete(self, numbers: Any, failure: Exception | None) -> None:
         """Stores the result or the error. If the core does not know the handle, another thread's
-        wait() has released it, so the call has succeeded."""
+        wait() has released the handle, so the call has succeeded."""
         here = failure is not None and not _lost(numbers)
         if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:
             _end_one(numbers[0], None)
@@ -205,7 +209,8 @@ class OneHandle(Handle[T]):
 
 
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
-    """Waits for all handles. Returns None, a handle's error, or a StallError if the time is up."""
+    """Waits for all handles. Returns None if they succeed, the error of a handle that fails, or a
+    StallError if the time is up."""
     code = wait_until(numbers, None if timeout is None else monotonic() + timeout)
     if code == _PENDING:
         return stall(what, timeout, explanation(numbers))
@@ -213,7 +218,8 @@ def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
 
 
 def explanation(numbers: Any) -> str:
-    """Asks the coordinator which ranks the first unfinished call waits for. May return ""."""
+    """Asks the coordinator which ranks the first unfinished call waits for. Returns "" if there is
+    no such call or no answer."""
     waiting = [number for number in numbers if is_under_way(number)]
     if not waiting:
         return ""
@@ -223,7 +229,7 @@ def explanation(numbers: Any) -> str:
 
 
 def stall(what: str, timeout: float | None, why: str = "") -> StallError:
-    """The StallError for a wait of `timeout` seconds. `why` names the missing ranks."""
+    """Returns the StallError for a wait of `timeout` seconds. `why` names the missing ranks."""
     why = why or "this rank has submitted it and waits for others"
     error = StallError(
         f"{what}: not done within the timeout of {timeout:g} s; {why}\n"
@@ -234,17 +240,17 @@ def stall(what: str, timeout: float | None, why: str = "") -> StallError:
 
 
 def wait_until(handles: Any, deadline: float | None) -> int:
-    """Waits for handles of the core until time.monotonic() reaches `deadline`; None: no limit.
+    """Waits for the core's handles until time.monotonic() reaches `deadline`. None means no limit.
 
-    Waits in slices, so that Python can handle signals. Returns FARANDOLE_OK, FARANDOLE_PENDING if
-    the time is up, or the code of a failure for farandole._library.error(). If a signal handler
-    raises, this rank leaves the job.
+    The wait is split into slices, so that Python can handle signals. Returns FARANDOLE_OK,
+    FARANDOLE_PENDING if the time is up, or the code of a failure for farandole._library.error(). If
+    a signal handler raises, this rank leaves the job.
     """
     count = len(handles)
     if count == 0:  # an empty group
         return int(_OK)
     numbers = numbers_of(handles)
-    wait = -SLICE  # negative: the core expects further waits
+    wait = -SLICE  # a negative time tells the core to expect further waits
     try:
         while True:
             if deadline is not None:
@@ -258,14 +264,14 @@ def wait_until(handles: Any, deadline: float | None) -> int:
 
 
 def done_within(handle: Handle[Any], seconds: float) -> bool:
-    """True if a call of one tensor ends or fails within `seconds`. Sleeps without handling signals,
-    so use this only in threads that handle no signals."""
+    """Returns True if a call on one tensor ends or fails within `seconds`. Signals are not handled
+    during the wait, so call this only from threads that handle no signals."""
     numbers = handle._numbers
     return numbers is None or bool(lib.farandole_wait(numbers_of(numbers), 1, seconds) != _PENDING)
 
 
 def is_under_way(number: int) -> bool:
-    """True if this core handle is neither done nor failed."""
+    """Returns True if this handle of the core is neither done nor failed."""
     return bool(lib.farandole_poll(number) == 0)
 
 
@@ -278,20 +284,22 @@ def _result(number: int) -> Any:
 
 
 def is_absent(number: int) -> bool:
-    """True if no rank had a buffer for this finished handle, so its output was not written."""
+    """Returns True if no rank passed a buffer to this finished call, so that its output was not
+    written."""
     return bool(_result(number).absent)
 
 
 def value_of(number: int) -> int:
-    """The number that a finished handle holds: the last rank to join, or a new process set's id."""
+    """Returns the number that a finished handle holds: the last rank to join, or a new process
+    set's id."""
     return int(_result(number).value)
 
 
 def take(number: int, buffer: Buffer, stream: int) -> tuple[ResultMemory | CudaArray, Shape]:
     """Takes the memory that the core allocated for a finished handle's result. For an allgather or
-    alltoall, also returns the number of rows from each member; 0 from a member that has joined.
+    alltoall, also returns each member's number of rows, which is 0 for a member that has joined.
 
-    `buffer`: the input; `stream`: the first stream that reads the result, on a GPU.
+    `buffer` is the input. `stream` is the first stream that reads a result on a GPU.
     """
     result = _result(number)
     shape = tuple(result.shape[0 : result.ndim])

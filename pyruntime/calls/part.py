@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes this rank leave the job when an exception interrupts a call: Ctrl-C, an error of a signal
-handler, or an error in a backward pass. All calls and adapters use it, on any thread.
+"""Makes this rank leave the job when an exception interrupts a call. Such exceptions are Ctrl-C, an
+error in a signal handler, and an error in a backward pass. All calls and adapters use this module,
+on any thread.
 
-Nobody knows how far such a call has got, so this rank cannot take part again. The other ranks get a
-PeerError with the cause, and the next call here raises ShutdownError. The call's memory stays lent.
+Nobody knows how far an interrupted call has got, so this rank cannot take part in calls again. The
+other ranks get a PeerError with the cause, and the next call on this rank raises ShutdownError. The
+interrupted call's memory stays lent.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from farandole._library import lib
 from farandole.errors import ShutdownError
 from farandole.start.leaving import describe
 
-_MOMENT = 0.5  # seconds; an uncaught exception ends a program sooner
+_MOMENT = 0.5  # seconds; long enough for an uncaught exception to end the program
 
 
 def end(reason: BaseException) -> None:
-    """Makes this rank leave, unless it has left. Does not wait. The caller then raises `reason`."""
+    """Makes this rank leave the job unless it has left already. Does not wait. The caller then
+    raises `reason`."""
     if lib.farandole_initialized() and not _library.why_left:
         cause = describe(reason)
         topology.keep()
@@ -33,8 +36,8 @@ def end(reason: BaseException) -> None:
 
 
 def end_soon(reason: Exception, still: Callable[[], bool]) -> None:
-    """After a moment, calls end(reason) if `still()` is true. If the exception ends the program
-    before that, peers get the exception itself as the cause."""
+    """Calls end(reason) half a second later if `still()` is true at that time. If the exception
+    ends the program before then, peers get the exception itself as the cause."""
 
     def act() -> None:
         if still():
@@ -47,13 +50,13 @@ def end_soon(reason: Exception, still: Callable[[], bool]) -> None:
 
 
 def check() -> None:
-    """Raises ShutdownError if end() has been called, and shutdown() has not been called since."""
+    """Raises ShutdownError if end() has been called and shutdown() has not been called since."""
     if _library.why_left:
         raise ShutdownError(_library.why_left)
 
 
 def has_ended() -> bool:
-    """True if end() has been called, and shutdown() has not been called since."""
+    """Returns True if end() has been called and shutdown() has not been called since."""
     return bool(_library.why_left)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a call on one array once, for training loops that make the call in every step. Any
-thread may use it."""
+"""Prepares a call on one array once, for training loops that repeat the call in every step. This
+module may be used from any thread."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ from farandole.members import ProcessSet
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MISSING: Any = object()
-_MOST = 4096  # limit for remembered calls; the oldest are dropped first
-# Key: the call's name, or all of its arguments. Value: the arguments and the prepared call.
+_MOST = 4096  # most calls that a table holds; the oldest are dropped first
+# The key is the call's name or all of its arguments. The value holds the positional arguments, the
+# keyword arguments and the prepared call.
 _Known = dict[Hashable, tuple[Any, Any, "RepeatedCall"]]
-_all: list[_Known] = []  # the table of each decorated function
+_all: list[_Known] = []  # the tables of all decorated functions
 _NONE: Any = None, None, None
 _preparing = threading.Lock()
-# Types of arguments that cannot change; an array, for example, could hold a different factor later.
+# Types of arguments whose values cannot change. An array, for example, could hold a different
+# factor later.
 _LASTING = (type(None), int, float, str, type, ProcessSet)
 
 
 class _Exactly:
-    """Equals only numbers of the same type: 1 is a valid rank, and True is not."""
+    """A number that equals only numbers of the same type. For example, 1 is a valid rank but True
+    is not."""
 
     __slots__ = ("_type", "_value")
-    __hash__ = None  # type: ignore[assignment]  # keys hold the user's values, not these
+    __hash__ = None  # type: ignore[assignment]  # keys hold the user's own values instead
 
     def __init__(self, value: float) -> None:
         self._type, self._value = type(value), value
@@ -68,35 +71,37 @@ def remember(
 
 
 def clear() -> None:
-    """Forgets all calls: in a new world, names and process set numbers may have new meanings."""
+    """Forgets all calls, because names and process set numbers may have new meanings in a new
+    world."""
     for known in _all:
         known.clear()
 
 
 def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
-    """Decorates a call that returns a handle. If the call is repeated with equal arguments, on an
-    array of the same form, submits a prepared call. `by_name`: looks up named calls by their names.
-    `waits`: the caller waits at once; a repeated call that is done already returns its result."""
+    """Decorates a function that makes a call and returns its handle. When the function is called
+    again with equal arguments on an array of the same form, submits a prepared call instead. If
+    `by_name`, looks up named calls by their names. If `waits`, the caller waits at once, and a
+    repeated call that is already done returns its result instead of a handle."""
     place = list(signature(function).parameters).index("name") - 1  # after the array
     known: _Known = {}
     _all.append(known)
 
     @wraps(function)
     def call(array: Any = _MISSING, /, *args: Any, **kwargs: Any) -> Any:
-        if array is _MISSING:  # passed by name, or missing
+        if array is _MISSING:  # the array is passed by name or is missing
             return function(*args, **kwargs)
         key: Any = None
         if by_name:
             key = kwargs.get("name")
             if key is None and len(args) > place:
                 key = args[place]
-        if key is None:  # unnamed calls: keyed by all arguments and the array's form
+        if key is None:  # an unnamed call is keyed by all arguments and the array's form
             form = getattr(array, "dtype", None), getattr(array, "shape", None)
             key = args, *kwargs.values(), form
         try:
             usual_args, usual_kwargs, prepared = known.get(key, _NONE)
             same = usual_kwargs == kwargs and usual_args == args
-        except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared
+        except (TypeError, ValueError):  # an argument has no hash or cannot be compared
             same = False
         if same:
             try:
@@ -122,7 +127,7 @@ repeating_wait = partial(repeating, waits=True)
 
 
 class RepeatedCall:
-    """A call on arrays of one form, whose result also has this form."""
+    """A prepared call on arrays of one form. Its result has the same form."""
 
     __slots__ = (
         "_buffer",
@@ -142,7 +147,7 @@ class RepeatedCall:
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, in_place: bool, timeout: float | None
     ) -> None:
-        """`buffer` describes `array`. This object keeps neither of them alive."""
+        """`buffer` describes `array`. This object keeps neither of the two alive."""
         self._call = call  # its text appears in errors
         self._type = type(array)
         self._kind = kind_of(array)
@@ -155,12 +160,12 @@ class RepeatedCall:
         self._timeout = timeout
         self._prepared: dict[str, PreparedCall] = {}  # keyed by the call site's text
         self._lent = self._kind.lent
-        # True for a named call in place on the CPU: start() only submits it.
+        # True for a named in-place call on the CPU, which start() can submit without further work.
         self._plain = in_place and self._device is None and call.name is not None
 
     def start(self, array: Any, waits: bool = False) -> Any:
         """Submits the call on `array`. Returns None if the array has a different form. Otherwise
-        returns the handle or, if the caller `waits` and the call is done already, the result."""
+        returns the handle, or the result if `waits` is true and the call is already done."""
         if type(array) is not self._type:
             return None
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
@@ -187,7 +192,7 @@ class RepeatedCall:
         if not self._in_place:
             try:
                 result = kind.empty(array)
-            except RuntimeError:  # out of GPU memory: the ordinary call tells the peers
+            except RuntimeError:  # out of GPU memory; the ordinary call reports this to the peers
                 return None
             output, written = kind.lent(result, self._dtype, self._shape, True, device)
             memory = memory, written

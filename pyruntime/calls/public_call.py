@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decorators of every public collective, for any thread. They make an error on one rank an
-error on all ranks.
+"""The decorators of all public collectives. They turn an error on one rank into an error on all
+ranks. Decorated functions may be called from any thread.
 
-If a call raises an error before the core takes it, the error is reported to the peers under the
-name by which they know the call, so that they fail, too, instead of waiting. `collective` decorates
-functions that submit a call; `waiting` decorates functions that call such a function and wait. Both
-look up each parameter in the table of arguments when the function is defined, so a new call cannot
-have an unchecked parameter. Neither changes a function's signature.
+If a function raises an error before the core takes its call, the decorator reports the error to the
+peers under the name by which they know the call. The peers then also fail instead of waiting.
+`collective` decorates functions that submit a call; `waiting` decorates functions that call such a
+function and wait. Both decorators look up each parameter in the table of arguments when the
+function is defined, so a new function cannot have an unchecked parameter. Neither decorator changes
+a function's signature.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class _Then(NamedTuple):
 
 
 def then(meet: Callable[[], R]) -> R:
-    """Returned by a collective that makes several calls, or waits. The collective's decorator calls
-    `meet` and returns its result. The calls in `meet` report their own errors.
+    """A collective that makes several calls or waits returns then(meet). The collective's decorator
+    calls `meet` and returns what `meet` returns. The calls in `meet` report their own errors.
     """
     return cast("R", _Then(meet))
 
@@ -47,14 +48,15 @@ def collective(
     tell: Callable[[list[Call], Exception], None] = refuse_all,
     calls: Callable[[dict[str, Any]], list[Call]] | None = None,
 ) -> Callable[[F], F]:
-    """Decorates a function so that its errors are reported to the peers. The function submits one
-    call and does nothing afterwards that could fail, or it submits none and returns then(...).
+    """Decorates a function so that its errors are reported to the peers. The function must either
+    submit one call and do nothing afterwards that could fail, or submit no call and return
+    then(...).
 
     `op` is the first operation that the peers submit. `first` is the pattern of that call's name;
-    the user's `name` is filled in. `unnamed` is the call's name if the user gives none; None:
-    unnamed calls match by their order. `tell` reports errors to the peers; it gets every call in
-    which a peer may be waiting. `calls` derives those calls from the arguments, if `name` does not
-    determine them.
+    the user's `name` is filled in. `unnamed` is the call's name if the user gives none. If
+    `unnamed` is None, unnamed calls match by their order. `tell` reports errors to the peers. Its
+    first argument holds every call in which a peer may be waiting. `calls` derives those calls from
+    the arguments if `name` does not determine them.
     """
 
     def decorate(function: F) -> F:
@@ -93,16 +95,17 @@ def collective(
 
 
 def wait_for(handle: Handle[R]) -> R:
-    """Returned by functions that wait. Their decorator then returns the handle's result."""
+    """A function that waits returns wait_for(handle). Its decorator then returns the handle's
+    result."""
     return cast("R", handle)
 
 
 def waiting(
     op: Op, calls: Callable[[dict[str, Any]], list[Call]] | None = None
 ) -> Callable[[F], F]:
-    """Decorates functions that call a collective and return wait_for(handle), or the result if the
-    call is done. The collective reports its own errors. Here, only arguments that do not fit the
-    function's signature are reported."""
+    """Decorates a function that calls a collective and returns wait_for(handle), or the result if
+    the call is done. The collective reports its own errors. This decorator reports only arguments
+    that do not fit the function's signature."""
 
     def decorate(function: F) -> F:
         checks = _Checks(function, op, calls=calls)
@@ -130,7 +133,8 @@ def waiting(
 
 @contextmanager
 def errors_reach_peers(process_set: Any, meeting: str) -> Iterator[None]:
-    """Context: reports errors also to the ranks that wait in the allgather named `meeting`."""
+    """Context manager that also reports errors to the ranks that wait in the allgather named
+    `meeting`."""
     try:
         yield
     except Exception as reason:
@@ -139,12 +143,13 @@ def errors_reach_peers(process_set: Any, meeting: str) -> Iterator[None]:
 
 
 def is_collective(function: object) -> bool:
-    """True if the arguments of `function`, or of a function that it wraps, are checked here."""
+    """Returns True if this module checks the arguments of `function` or of a function that it
+    wraps."""
     return hasattr(inspect.unwrap(function, stop=lambda f: hasattr(f, "_checks")), "_checks")  # type: ignore[arg-type]
 
 
 class _Checks:
-    """Checks the arguments of one function, and reports errors to the peers."""
+    """Checks one function's arguments and reports errors to the peers."""
 
     def __init__(
         self,
@@ -155,7 +160,8 @@ class _Checks:
         tell: Callable[[list[Call], Exception], None] = refuse_all,
         calls: Callable[[dict[str, Any]], list[Call]] | None = None,
     ) -> None:
-        # In errors, the call's name has no leading `_` or `grouped_`, and no `_async`.
+        # In errors, the function's name appears without leading `_` and `grouped_` and without
+        # `_async`.
         plain = function.__name__.strip("_").removesuffix("_async")
         self._name = plain.removeprefix("grouped_")
         self._op = op
@@ -177,8 +183,8 @@ class _Checks:
         self._in_order = [self._faults[name] for name in self._order]
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises the error for the first wrong argument. If arguments do not fit the signature,
-        returns; then the call itself raises."""
+        """Raises the error for the first wrong argument. Returns if arguments do not fit the
+        signature, because the function itself raises TypeError in that case."""
         for i, value in enumerate(args):
             if i == len(self._in_order):
                 return
@@ -194,7 +200,8 @@ class _Checks:
                 raise wrong(name, value, ARGUMENTS[name], fault)
 
     def unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
-        """The error for arguments that do not fit the signature; None if all arguments fit."""
+        """Returns the error for arguments that do not fit the signature, or None if all arguments
+        fit."""
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as reason:
@@ -202,7 +209,7 @@ class _Checks:
         return None
 
     def told(self, reason: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
-        """Reports an error to the peers; returns the exception that this rank raises."""
+        """Reports an error to the peers and returns the exception that this rank must raise."""
         if is_told(reason):
             return reason
         if isinstance(reason, TypeError):
@@ -218,8 +225,8 @@ class _Checks:
         return told(reason)
 
     def _named(self, given: dict[str, Any]) -> list[Call]:
-        """The calls in which peers may wait. Empty if this rank's `name` is invalid, because then
-        the peers' name is unknown."""
+        """Returns the calls in which peers may be waiting. The list is empty if this rank's `name`
+        is invalid, because the name that the peers use is then unknown."""
         name = given.get("name")
         if isinstance(name, (bytes, bytearray)):
             name = name.decode(errors="replace")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts each call to farandole_request structures and submits these to the core. Every call uses
-this module, on its caller's thread."""
+"""Converts each call to farandole_request structures and submits them to the core. Every call uses
+this module on the thread of its caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from farandole.members import ProcessSet, set_id
 
 
 class Op(IntEnum):
-    """Operations; values of the header's enum farandole_op."""
+    """The operations. Their values are those of enum farandole_op in the header."""
 
     ALLREDUCE = lib.FARANDOLE_ALLREDUCE
     BROADCAST = lib.FARANDOLE_BROADCAST
@@ -43,7 +43,7 @@ class Op(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Fields that all tensors of one call share; farandole_request in the header explains them."""
+    """The fields that all tensors of one call share. See farandole_request in the header."""
 
     op: Op
     name: str | None = None
@@ -54,34 +54,37 @@ class Call:
     root: int = -1
     splits: tuple[int, ...] = ()
     tag: int = 0
-    by_members: bool = False  # only members add or remove this set; the request's shape lists them
+    # True if only the members of a set add or remove it. The request's shape then lists them.
+    by_members: bool = False
 
     def __str__(self) -> str:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
 
 
 Part = tuple[Call, Buffer]  # one tensor of a call
-MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have the shape of the input
-NOTHING = Buffer(0, 0, (), None)  # for calls without a tensor, or that contribute the identity
+MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have the same shape as the input
+NOTHING = Buffer(0, 0, (), None)  # for calls that have no tensor or contribute the identity
 _NULL = ffi.NULL
 _UNORDERED = frozenset((Op.JOIN, Op.SEND, Op.RECEIVE))  # not matched by their order
 _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 
-# Process set -> the only thread that may make unnamed calls: two threads' calls have no order.
+# Maps a process set to the only thread that may make unnamed calls in it, because calls from two
+# threads have no order.
 _callers: dict[int, threading.Thread] = {}
-_in_order: set[int] = set()  # sets whose callers order the calls of all their threads
+_in_order: set[int] = set()  # sets in which the callers order calls across their threads
 _world = 0  # see world()
 _mixed = False  # see is_mixed()
 # This rank's number of join() calls, by process set. Each join() restarts the counts of calls and
-# steps, because ranks that joined early have made fewer.
+# steps, because ranks that joined early have made fewer of them.
 joins: Counter[int] = Counter()
-_scopes: Counter[tuple[str, int]] = Counter()  # objects made in this world, by kind and process set
+# Number of objects made in this world, by kind and process set.
+_scopes: Counter[tuple[str, int]] = Counter()
 _at_restart: list[Callable[[], None]] = []
 _at_leave: list[Callable[[], None]] = []
 
 
 def on_restart(forget: Callable[[], None]) -> None:
-    """Registers a function that every init() calls, to drop state of the previous world."""
+    """Registers a function that every init() calls to drop state of the previous world."""
     _at_restart.append(forget)
 
 
@@ -110,26 +113,29 @@ def restart() -> None:
 
 
 def enter(number: int, before: Iterable[int]) -> None:
-    """Stores the new world's number. `before`: each rank's previous world. init() calls this."""
+    """Stores the new world's number. `before` holds each rank's previous world. init() calls
+    this."""
     global _world, _mixed
     _world, _mixed = number, len(set(before)) > 1
 
 
 def world() -> int:
-    """The number of the present or last world, counted from 1; 0 before the first world. It is
-    equal on all ranks of a world. Calls that were prepared in an earlier world are invalid."""
+    """Returns the number of the present or last world. Worlds are counted from 1; the number is 0
+    before the first one. The number is equal on all ranks of a world. Calls that were prepared in
+    an earlier world are invalid."""
     return _world
 
 
 def is_mixed() -> bool:
-    """True if this world has new ranks and also survivors of an earlier world. Survivors already
-    have objects that new ranks create now, so the order of creation differs between ranks."""
+    """Returns True if this world has both new ranks and survivors of an earlier world. Survivors
+    already have the objects that new ranks create now, so ranks create objects in different
+    orders."""
     return _mixed
 
 
 def next_scope(kind: str, process_set: int) -> str:
-    """Returns a name for the calls of a new object, valid in this world. Ranks get the same name if
-    they have made the same number of objects of this kind in the process set."""
+    """Returns a name for a new object's calls. The name is valid in this world. Ranks get the same
+    name if they have made the same number of objects of this kind in the process set."""
     key = kind, process_set
     _scopes[key] += 1
     return f"{kind}.{_scopes[key] - 1}"
@@ -139,7 +145,7 @@ class Scope:
     """The name of an object's calls. It changes after shutdown() and init()."""
 
     def __init__(self, kind: str, process_set: ProcessSet) -> None:
-        """When the name is first needed, passes `kind` and the set to next_scope()."""
+        """`kind` and the set are passed to next_scope() when the name is first needed."""
         self._kind = kind
         self._set = process_set
         self._world = 0
@@ -155,13 +161,15 @@ class Scope:
 
 
 def note_join(process_set: int, count: int = 1) -> None:
-    """Counts joins of this rank. When this rank makes its next call, all members have joined."""
+    """Counts this rank's joins. By the time this rank makes its next call, all members have
+    joined."""
     joins[process_set] += count
 
 
 def begin_unnamed(call: Call) -> None:
-    """Call this before an unnamed call. Raises ValueError if another living thread makes such calls
-    in this set. Peers need no report of the error: the same program raises it on each of them."""
+    """Must be called before an unnamed call. Raises ValueError if another living thread makes
+    unnamed calls in this set. The error is not reported to the peers, because the same program
+    raises it on each of them."""
     own = threading.current_thread()
     if call.op in _UNORDERED or call.process_set in _in_order:
         return
@@ -177,17 +185,19 @@ def begin_unnamed(call: Call) -> None:
 
 
 def allow_threads(process_set: int) -> None:
-    """Allows unnamed calls in this set from any thread. The caller then guarantees their order."""
+    """Allows unnamed calls in this set from any thread. The caller must then guarantee their
+    order."""
     _in_order.add(process_set)
 
 
 def count_unnamed(process_set: int) -> int:
-    """The number of unnamed calls made so far in this set, equal on all members."""
+    """Returns the number of unnamed calls made so far in this set. It is equal on all members."""
     return check_count(lib.farandole_count_unnamed(process_set))
 
 
 def _fill(request: Any, call: Call, buffer: Buffer, keep: list[Any]) -> None:
-    """Fills in the request for one tensor. Appends memory that the request points to to `keep`."""
+    """Fills in the request for one tensor. Appends the memory to which the request points to
+    `keep`."""
     request.op = call.op
     request.reduce_op = call.reduce_op
     request.dtype = buffer.dtype
@@ -210,8 +220,9 @@ def _fill(request: Any, call: Call, buffer: Buffer, keep: list[Any]) -> None:
 
 
 def _prepare(parts: Sequence[Part], count: int, site: Site, alike: bool = True) -> int:
-    """Prepares a call of `count` tensors; several form a group with the name of the first. Returns
-    the call's number in the core. Raises the core's error, which peers do not get."""
+    """Prepares a call on `count` tensors. If there are several, they form a group that has the name
+    of the first tensor. Returns the call's number in the core. Raises the core's error, which is
+    not reported to the peers."""
     requests, keep = _new("farandole_request[]", len(parts)), list[Any]()
     for request, (call, buffer) in zip(requests, parts, strict=True):
         _fill(request, call, buffer, keep)
@@ -227,13 +238,14 @@ def submit(
     own: int = 0,
     alike: bool = True,
 ) -> Any:
-    """Submits the tensors of a call, as a group if there are several. Returns int64_t[] of handles.
+    """Submits the tensors of a call, as a group if there are several. Returns the handles as
+    int64_t[].
 
-    `own`: how many stack frames above this function's are known to be farandole's; 0: the call has
-    no site. `alike`: True if all ranks make this call on the same line of the program. A call
-    without tensors also gets a handle, which waits for the peers; they must pass no tensors either.
-    Without `outputs`, the core allocates results. Raises the core's error about wrong arguments;
-    peers then fail, too.
+    `own` is the number of stack frames, counted from this function's caller outwards, that are
+    known to belong to farandole. If `own` is 0, the call has no site. `alike` is True if all ranks
+    make this call on the same line of the program. A call without tensors also gets a handle, which
+    waits for the peers; they must pass no tensors either. Without `outputs`, the core allocates the
+    results. Raises the core's error if arguments are wrong, in which case the peers also fail.
     """
     if call.name is None:
         begin_unnamed(call)
@@ -241,7 +253,7 @@ def submit(
     site = here(own + 2) if own else UNKNOWN
     memory: list[object] = list(zip(buffers, outputs, strict=True)) or [None]
     parts = [(call, buffer) for buffer in buffers]
-    nothing = replace(call, op=Op.BARRIER), NOTHING  # if peers have tensors, they get an error
+    nothing = replace(call, op=Op.BARRIER), NOTHING  # peers that have tensors get an error
     try:
         number = _prepare(parts or [nothing], len(parts), site, alike)
     except Exception as reason:
@@ -266,7 +278,7 @@ def _submit_tensors(
     streams: Sequence[int],
     memory: Sequence[object],
 ) -> Any:
-    """Submits all tensors of a prepared call; returns int64_t[] of handles. Raises the core's
+    """Submits all tensors of a prepared call. Returns the handles as int64_t[]. Raises the core's
     error, which the peers also get."""
     ordered = _new("uint64_t[]", streams) if any(streams) else _NULL
     addresses = _new("uintptr_t[]", inputs), _new("uintptr_t[]", outputs)
@@ -279,25 +291,25 @@ def _submit_tensors(
 _REFUSALS = (
     (TypeError, lib.FARANDOLE_E_TYPE),
     (MismatchError, lib.FARANDOLE_E_MISMATCH),
-    (NotImplementedError, lib.FARANDOLE_E_ARGUMENT),  # not LIBRARY: elastic training would retry
+    (NotImplementedError, lib.FARANDOLE_E_ARGUMENT),  # with LIBRARY, elastic training would retry
     (RuntimeError, lib.FARANDOLE_E_LIBRARY),
 )
 
 
 def told(reason: Exception) -> Exception:
-    """Marks an error as reported to the peers."""
+    """Marks an error as reported to the peers and returns it."""
     reason._told = True  # type: ignore[attr-defined]
     return reason
 
 
 def is_told(reason: Exception) -> bool:
-    """True if the core or public_call has reported this error to the peers."""
+    """Returns True if the core or public_call has reported this error to the peers."""
     return getattr(reason, "_told", False)
 
 
 def refuse(call: Call, reason: Exception, ranks: Sequence[int] = ()) -> None:
-    """Reports to the peers of a call that this rank cannot take part, and why. `ranks`: the members
-    of the set, if the call adds or removes a set."""
+    """Reports to a call's peers that this rank cannot take part, and why. If the call adds or
+    removes a process set, `ranks` holds the members of the set."""
     refuse_all([call], reason, ranks=ranks)
 
 
@@ -306,7 +318,7 @@ def refuse_all(
     reason: Exception,
     ranks: Sequence[int] = (),
 ) -> None:
-    """Like refuse(), for each of these calls."""
+    """Does the same as refuse() for each of these calls."""
     said = str(reason) if is_from_core(reason) else f"{type(reason).__name__}: {reason}"
     text = _new("char[]", said.encode(errors="replace"))
     codes = (code for kind, code in _REFUSALS if isinstance(reason, kind))
@@ -325,7 +337,8 @@ def refuse_all(
 
 
 class PreparedCall:
-    """A call that is submitted repeatedly, each time by one call of C. For adapters' hooks."""
+    """A call that is submitted repeatedly, each time by a single C call. Used by adapters'
+    hooks."""
 
     __slots__ = ("call", "current", "number", "start", "stream")
 
@@ -337,28 +350,30 @@ class PreparedCall:
         site: Site = UNKNOWN,
         current: Callable[[], int] | None = None,
     ) -> None:
-        """`buffer` gives dtype, shape and device.
+        """`buffer` provides the dtype, shape and device of the call's tensor.
 
-        `pointers`: True if start() gets cffi pointers, not numbers. `site`: the site of all
-        submissions. `current` returns the current stream, for submit() on a GPU. Raises the core's
-        error about wrong arguments. Valid until shutdown().
+        `pointers` is True if start() gets cffi pointers instead of numbers. `site` is the site of
+        all submissions. `current` returns the current stream, which submit() needs on a GPU. Raises
+        the core's error if arguments are wrong. The prepared call is valid until shutdown().
         """
         self.number = 0  # the call's number in the core
         self.current = current
         self.stream = 0  # the stream of the last submit() on a GPU
         self.number = _prepare([(call, buffer)], 1, site)
-        # On the CPU: (input, output) -> the core's handle, or -code for check_count().
+        # On the CPU, submits (input, output). Returns the core's handle, or a negated error code
+        # for check_count().
         submit = lib.farandole_submit_pointers if pointers else lib.farandole_submit_one
         self.start: Callable[[Any, Any], int] = partial(submit, self.number)
-        # The same, for a caller that waits at once. Returns 0 if the call is done already.
+        # Does the same for a caller that waits at once. Also returns 0 if the call is already done.
         at_once = lib.farandole_call_pointers if pointers else lib.farandole_call_one
         self.call: Callable[[Any, Any], int] = partial(at_once, self.number)
 
     def submit(self, input: int, output: int, memory: object) -> int:
-        """Submits memory at these addresses (input 0: the identity); returns the core's handle.
+        """Submits the memory at these addresses and returns the core's handle. An `input` of 0
+        contributes the identity.
 
-        `memory` owns these addresses and is kept until the core is done with it. After a wait, the
-        caller ends the handle through farandole.calls.leases.
+        `memory` is the object that owns these addresses. It is kept until the core is done with it.
+        After a wait, the caller must end the handle through farandole.calls.leases.
         """
         if self.current is None:
             return lend(self.start, input, output, memory)
@@ -372,6 +387,6 @@ class PreparedCall:
 
     def close(self, forget: Any = lib.farandole_forget_prepared) -> None:
         """Makes the core forget the call. __del__ does the same."""
-        forget(getattr(self, "number", 0))  # an exception may have come before __init__
+        forget(getattr(self, "number", 0))  # an exception may have come before __init__ ran
 
     __del__ = close

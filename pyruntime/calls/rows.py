@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of rows for each member of a process set. A member that has joined sends 0 rows, and rows
-sent to it get a gradient of zero. For adapters' backward passes, on any thread."""
+"""Computes numbers of rows for each member of a process set. A member that has joined sends 0 rows,
+and rows that are sent to it get a gradient of zero. Adapters use this module in backward passes, on
+any thread."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ import numpy as np
 
 from farandole.calls.arguments import shown
 
-Table = tuple[int, ...]  # number of rows of each member
+Table = tuple[int, ...]  # each member's number of rows
 
 
 def splits_of(splits: Any) -> Table:
-    """Numbers of rows, from a list, array or tensor on any device. Raises ValueError for others."""
+    """Returns the numbers of rows that a list, array or tensor on any device holds. Raises
+    ValueError for other arguments."""
     if splits is None:
         return ()
     try:
@@ -34,16 +36,17 @@ def splits_of(splits: Any) -> Table:
 
 
 def kept(rows: int, members: int) -> list[int]:
-    """The number of rows that each member gets from a reducescatter, by the core's rule."""
+    """Returns the number of rows that each member gets from a reducescatter, by the same rule as
+    the core."""
     return [rows // members + (member < rows % members) for member in range(members)]
 
 
 def parts(splits: Sequence[int], rows: int, members: int) -> list[int]:
-    """The number of rows for each member: `splits`, or equal parts if `splits` is empty."""
+    """Returns each member's number of rows: `splits`, or equal parts if `splits` is empty."""
     return list(splits) or [rows // members] * members
 
 
 def places(came: Sequence[int], sent: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Indices, among all rows that were sent, of the rows that came back. A member returns all its
-    rows or none. `came`, `sent`: numbers of rows for each member."""
+    """Returns which of the sent rows came back, as indices among all sent rows. A member returns
+    either all of its rows or none. `came` and `sent` hold numbers of rows for each member."""
     return np.flatnonzero(np.repeat(np.asarray(came) != 0, sent))

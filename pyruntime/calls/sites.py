@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call sites: the lines of the user's program that make calls. The core records and compares them.
-Every call looks up its site on the caller's thread; a known site costs only a few table look-ups.
+"""Finds call sites, which are the source lines of the user's program from which calls are made. The
+core records and compares them. Every call looks up its site on the caller's thread. A known site
+costs only a few table look-ups.
 
-A site is the innermost frame that belongs to none of farandole, torch and other libraries. The
-site's text is file:line. The text is equal on all hosts, wherever the program is stored: of the
-file's path, it has one folder for each dot in the module's name.
+A site is the innermost stack frame that does not belong to farandole, torch or another library. The
+site's text is file:line. The text keeps only as many folders of the file's path as the module's
+name has dots. It is therefore equal on all hosts, wherever the program is stored.
 """
 
 from __future__ import annotations
@@ -21,48 +22,51 @@ from farandole.config import setting
 from farandole.installed import own_folders
 
 _MOST = 10_000  # limit for remembered code objects
-# Code of torch.distributed in which ranks may make the same call on different lines: (function,
-# file), and a file.
+# Code in torch.distributed from which ranks may make the same call on different lines: a function
+# with its file, and an entire file.
 _UNLIKE = ("gather_object", "torch/distributed/distributed_c10d.py")
 _UNLIKE_FILE = "torch/distributed/algorithms/join.py"
-_USERS = ("<stdin>", "<string>")  # programs without a file; other names in <> are generated code
+_USERS = ("<stdin>", "<string>")  # programs without a file; other names in <> mark generated code
 
 
 class Site:
-    """A line of the program that makes calls."""
+    """A source line of the user's program from which calls are made."""
 
     __slots__ = ("alike", "pointer", "text")
 
     def __init__(self, text: str, alike: bool) -> None:
-        """`alike`: True if all ranks should make their calls on this line."""
+        """`alike` is True if all ranks should make the call on this line."""
         self.text = text
         self.alike = alike
         self.pointer: Any = ffi.new("char[]", text.encode(errors="replace")) if text else ffi.NULL
 
 
 UNKNOWN = Site("", False)
-# id of a code object -> the sites in it, by instruction. None: the code belongs to a library.
+# Maps the id of a code object to the sites in it, by instruction, or to None if the code belongs to
+# a library.
 _codes: dict[int, dict[int, Site] | None] = {}
 _kept: list[CodeType] = []  # keeps these code objects, so that no other object gets their ids
 _libraries: tuple[str, ...] = ()  # prefixes of libraries' file names
 _wanted = False
-# Thread -> the site of its current public call, from begin() to end().
+# Maps a thread to the site of its current public call. An entry exists from begin() to end().
 _outer: dict[int, Site] = {}
 
 
 def restart() -> None:
-    """Reads FARANDOLE_CALL_SITES. init() calls this."""
+    """Reads FARANDOLE_CALL_SITES and finds the folders of libraries. init() calls this."""
     global _wanted, _libraries
     _outer.clear()
     _wanted = setting("FARANDOLE_CALL_SITES") != "off"
-    standard = str(Path(os.__file__).parent)  # sysconfig would read files, which may be unreadable
+    standard = str(Path(os.__file__).parent)  # not from sysconfig, whose files may be unreadable
     _libraries = tuple(f"{folder}/" for folder in (*own_folders(), standard))
 
 
 def here(depth: int) -> Site:
-    """The site of the call that this thread is making; UNKNOWN if no frame belongs to the user.
+    """Returns the site of the call that this thread is making, or UNKNOWN if no frame belongs to
+    the user's program.
 
-    `depth`: how many of the innermost frames, here()'s included, are known to be farandole's.
+    `depth` is the number of innermost frames, including the one of here(), that are known to belong
+    to farandole.
     """
     if not _wanted:
         return UNKNOWN
@@ -80,15 +84,16 @@ def here(depth: int) -> Site:
 
 
 def begin(depth: int) -> int:
-    """Until end(), every call of this thread has the site of the present public call. Returns the
-    argument for end(), or 0 if an outer call has set a site. `depth`: as for here()."""
+    """Gives every call of this thread the site of the present public call, until end(). Returns the
+    argument for end(), or 0 if an outer call has already set a site. `depth` means the same as in
+    here()."""
     if not _wanted or (own := get_ident()) in _outer:
         return 0
     _outer[own] = here(depth + 1)
     return own
 
 
-# end(thread, None) undoes begin(). It is a C function, so no signal handler can interrupt it.
+# end(thread, None) undoes begin(). No signal handler can interrupt it, because it is a C function.
 end = _outer.pop
 
 
@@ -128,7 +133,7 @@ def _is_users(name: str, module: dict[str, Any]) -> bool:
 
 
 def _file(frame: FrameType) -> str:
-    """The part of the file's path that does not depend on where the program is stored."""
+    """Returns the part of the file's path that does not depend on where the program is stored."""
     path = Path(frame.f_code.co_filename)
     module = str(frame.f_globals.get("__name__", ""))
     folders = module.count(".") + (path.name == "__init__.py")

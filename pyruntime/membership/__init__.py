@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Membership of an elastic job, as pure state machines: the supervisor's scheduler, an agent on
-each host, and a member in each rank. They hold no threads, sockets, processes or clocks.
-tests/simulation/elastic.py drives them through lost messages, deaths and split networks.
+"""Decides the membership of an elastic job with pure state machines: the supervisor's scheduler, an
+agent on each host, and a member in each rank. They contain no threads, sockets, processes or
+clocks. tests/simulation/elastic.py tests them with lost messages, deaths and split networks.
 
-Every message holds the whole state of its sender, and is sent repeatedly. So messages may be lost,
-late or repeated.
+Every message contains the sender's complete state and is sent repeatedly. Messages may therefore be
+lost, late or repeated.
 
 States of a rank, kept by Member:
 
@@ -24,7 +24,7 @@ States of the job, kept by Scheduler:
     over     | all members have finished the call -> the same world, done + 1
     ending   | (after a failure, a leave or a success) no worker lives -> the outcome
 
-A world starts from the newest commit that a waiting worker has in memory, or, if none has one, from
-the commit on the disk. The scheduler's state is in memory only. When the supervisor dies, agents
-end their ranks, and the next command starts from the commit on the disk.
+A world starts from the newest commit that a waiting worker has in memory. If no worker has one, it
+starts from the commit on the disk. The scheduler keeps its state only in memory. If the supervisor
+dies, agents end their ranks, and the next command starts from the commit on the disk.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decisions of one host's agent: which processes it starts and kills."""
+"""Decides which processes one host's agent starts and kills."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from farandole.membership.messages import AgentStatus, Assignment, End, View, Wo
 
 
 class Start(NamedTuple):
-    """Action: start a process with this name."""
+    """An action that starts a process with this name."""
 
     name: str
 
 
 class Kill(NamedTuple):
-    """Action: kill this process. Call Agent.ended() once it is gone."""
+    """An action that kills this process. The caller must call Agent.ended() once the process is
+    gone."""
 
     name: str
 
 
 class Tell(NamedTuple):
-    """Action: send this view to this process."""
+    """An action that sends this view to this process."""
 
     name: str
     view: View
@@ -31,29 +32,31 @@ Action = Start | Kill | Tell
 
 
 class Agent:
-    """Does what the supervisor asks, as long as it answers. After `lease` seconds without an
-    answer, the supervisor may have started other ranks elsewhere. Old and new ranks must not run at
-    the same time. So the agent asks its ranks to leave after half of the lease, and kills them
-    after the lease. Not thread-safe; times are in seconds of the caller's clock.
+    """Does what the supervisor asks, as long as the supervisor answers. After `lease` seconds
+    without an answer, the supervisor may have started other ranks elsewhere, and old and new ranks
+    must not run at the same time. Therefore the agent asks its ranks to leave after half of the
+    lease and kills them at the end of the lease. This class is not thread-safe. Times are in
+    seconds on the caller's clock.
     """
 
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease
         self._workers: dict[str, Worker] = {}
-        self._first_report: dict[str, int] = {}  # ended process -> first status that says so
+        # By ended process, the number of the first status that reports the end.
+        self._first_report: dict[str, int] = {}
         self._last_number = 0  # number of the newest assignment
         self._view = View()
         self._number = 0  # number of the last status
-        self._sent: dict[int, float] = {}  # unacknowledged status -> when it was sent
-        self._since = now  # when the last acknowledged status was sent
-        self._until: float | None = None  # time at which processes of a preempted host are killed
+        self._sent: dict[int, float] = {}  # by unacknowledged status, when it was sent
+        self._since = now  # time at which the last acknowledged status was sent
+        self._until: float | None = None  # time at which a preempted host's processes are killed
 
     def set_lease(self, seconds: float) -> None:
-        """Sets the lease to the value that the supervisor has sent."""
+        """Sets the lease to a value that the supervisor has sent."""
         self._lease = seconds
 
     def status(self, now: float) -> AgentStatus:
-        """The message to send after each change and at every heartbeat."""
+        """Returns the message to send after each change and at every heartbeat."""
         self._number += 1
         self._sent[self._number] = now
         workers = tuple(self._workers.values())
@@ -62,11 +65,13 @@ class Agent:
         )
 
     def drain(self, until: float) -> None:
-        """Notes that this host is being preempted: starts no process, and kills all at `until`."""
+        """Notes that this host is being preempted. From now on, the agent starts no processes, and
+        it kills all processes at `until`."""
         self._until = until
 
     def receive(self, assignment: Assignment) -> list[Action]:
-        """Applies the supervisor's message. Ignores a message that is older than the last one."""
+        """Applies a message from the supervisor and returns the actions to take. Ignores a message
+        that is older than the last one."""
         if assignment.number <= self._last_number:
             return []
         self._last_number, self._view = assignment.number, assignment.view
@@ -105,7 +110,7 @@ class Agent:
         return now - self._since > self._lease
 
     def report(self, name: str, state: WorkerState) -> list[Action]:
-        """Stores a process's state, and answers with the present view. Ignores unknown processes,
+        """Stores a process's state and answers with the present view. Ignores unknown processes,
         such as a child of a process that was forgotten."""
         if name not in self._workers:
             return []
@@ -113,7 +118,8 @@ class Agent:
         return [Tell(name, self._view)]
 
     def announce(self, name: str, end: End | None) -> None:
-        """Stores the end that a process has announced. None: its next program has started."""
+        """Stores the end that a process has announced. None means that the next program has started
+        in the process."""
         self._workers[name] = self._workers[name]._replace(announced=end)
 
     def ended(self, name: str, end: End, text: str = "", code: int = 0) -> None:
@@ -122,12 +128,12 @@ class Agent:
         self._first_report[name] = self._number + 1
 
     def world_of(self, name: str) -> int:
-        """Number of the last world that this process was in."""
+        """Returns the number of the last world that this process was in."""
         return self._workers[name].state.world
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Names of the newest world's processes, by rank."""
+        """Names of the processes in the newest world, in rank order."""
         return self._view.world.members
 
     @property
@@ -142,10 +148,10 @@ class Agent:
 
     @property
     def orphaned(self) -> bool:
-        """True if ranks were asked to leave because the supervisor does not answer."""
+        """True if the ranks have been asked to leave because the supervisor does not answer."""
         return self._view.lost
 
     @property
     def idle(self) -> bool:
-        """True if no process lives here."""
+        """True if no process is alive on this host."""
         return all(worker.end is not None for worker in self._workers.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why an elastic job ends, and whether it has succeeded. Used by Scheduler only."""
+"""Records why an elastic job ends and whether it has succeeded. Only Scheduler uses this module."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 @dataclass
 class Ending:
-    """The reasons so far. If there are several failures, the first one counts."""
+    """The reasons to end that are known so far. If there are several failures, the first one
+    counts."""
 
-    leaves: bool = False  # all ranks must end after their next commit
-    well: bool = False  # a process has succeeded; no process replaces it
-    lost_late: bool = False  # a process was lost after another one had succeeded
-    failure: str = ""  # why all processes are killed
-    code: int = 1  # exit code of a job that fails: that of its program
+    leaves: bool = False  # True if all ranks must end after their next commit
+    well: bool = False  # True if a process has succeeded; no process replaces it
+    lost_late: bool = False  # True if a process was lost after another one had succeeded
+    failure: str = ""  # the reason for which all processes are killed, or ""
+    code: int = 1  # exit code of a job that fails, taken from its program
 
     def leave(self) -> None:
         """Asks all ranks to end after their next commit."""
@@ -36,6 +37,7 @@ class Ending:
 
     @property
     def outcome(self) -> str:
-        """The result, once no process lives: "" for success, or the reason of the failure."""
+        """The job's result once no process is alive: "" for success, or the reason for the
+        failure."""
         late = "a process was lost after others had succeeded"
         return self.failure or (late if self.lost_late else "")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of one rank of an elastic job: its world, its commit, and whether it waits. The
-package's docstring lists the states and their transitions."""
+"""Keeps the state of one rank of an elastic job: its world, its commit, and whether it is waiting.
+The package's docstring lists the states and their transitions."""
 
 from __future__ import annotations
 
@@ -8,44 +8,46 @@ from farandole.membership.messages import NOTHING, Commit, View, WorkerState, Wo
 
 
 class Member:
-    """The caller reports what the rank does, passes on messages of the rank's agent, and sends
-    `state` to the agent whenever it has changed. Not thread-safe."""
+    """The state of one rank. The caller reports what the rank does, passes on messages from the
+    rank's agent, and sends `state` to the agent whenever it has changed. This class is not
+    thread-safe."""
 
     def __init__(self, name: str, over: int = 0) -> None:
-        """`over`: the last world of an earlier program in this process; never entered again."""
+        """`over` is the last world of an earlier program in this process. The rank never enters
+        that world again."""
         self.name = name
         self.state = WorkerState(over=over)
         self._view = View()
         self._world = World()
 
     def receive(self, view: View) -> None:
-        """Applies a message of the agent. Messages arrive in order."""
+        """Applies a message from the agent. Messages arrive in order."""
         self._view = view
         over = max(self.state.over, view.over)
         self.state = self.state._replace(over=over)
 
     def wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
-        """Leaves the present world, if any, and waits for the next. With no reason given, this rank
-        has failed, and calls of the other ranks fail, too."""
+        """Leaves the present world, if there is one, and waits for the next. If none of the three
+        reasons is given, this rank has failed, and the other ranks' calls also fail."""
         call = self._view.done + 1 if finished else 0
         self.state = self.state._replace(away=True, finished=call, met=met, stalled=stalled)
 
     def stay(self) -> bool:
-        """If the finished call has ended on all ranks, continues in the present world and returns
-        True."""
+        """Continues in the present world if the finished call has ended on all ranks. Returns True
+        if so."""
         done = 0 < self.state.finished <= self._view.done
         if done:
             self.state = self.state._replace(away=False, finished=0)
         return done
 
     def is_awaited(self) -> bool:
-        """True if this rank is waiting, and is a member of the next world."""
+        """Returns True if this rank is waiting and is a member of the next world."""
         world = self._view.world
         decided = world.number > max(self.state.world, self.state.over)
         return self.state.away and decided and self.name in world.members
 
     def enter(self) -> World | None:
-        """Enters the next world and returns it; returns None if there is none yet."""
+        """Enters the next world and returns it. Returns None if this rank has no next world yet."""
         if not self.is_awaited():
             return None
         world = self._view.world
@@ -86,8 +88,9 @@ class Member:
 
     @property
     def ends(self) -> bool:
-        """True if this waiting rank must end now: the job leaves, and either the rank was never in
-        a world (so it has no commit to write), or there will be no next world."""
+        """True if this rank is waiting and must end now because the job leaves. A rank that was in
+        a world before ends only if there will be no next world. A rank that was never in a world
+        has no commit to write, so it ends in any case."""
         new = self.state.world == 0
         return self.leaves and self.state.away and (new or self.lost)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between supervisor, agents and ranks of an elastic job, sent as JSON."""
+"""The messages between an elastic job's supervisor, agents and ranks, which are sent as JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-JOINS = "+"  # ends the names of processes that were started to join a running world
+JOINS = "+"  # last character in the name of a process that was started to join a running world
 
 
 class Commit(NamedTuple):
-    """Identifies a commit by its number and the world that made or copied it. Later commits compare
-    as greater, and those of a newer world as greater than all of an older world."""
+    """Identifies a commit by its number and by the world that made or copied it. A later commit
+    compares greater than an earlier one, and every commit of a newer world compares greater than
+    all commits of older worlds."""
 
     world: int
     number: int
@@ -24,67 +25,68 @@ NOTHING = Commit(0, 0)  # stands for the state with which a program starts
 
 
 class World(NamedTuple):
-    """A world: `members[r]` is the name of the process with rank r."""
+    """A world. `members[r]` is the name of the process that has rank r."""
 
-    number: int = 0  # 0: no world yet
+    number: int = 0  # 0 means no world yet
     members: tuple[str, ...] = ()
-    start: Commit = NOTHING  # rank 0 has this commit, and sends it to the other ranks
-    from_disk: bool = False  # True if rank 0 must first read it from the disk
+    start: Commit = NOTHING  # rank 0 has this commit and sends it to the other ranks
+    from_disk: bool = False  # True if rank 0 must first read the commit from the disk
 
 
 class View(NamedTuple):
-    """The state of the job. The supervisor sends it to the ranks, through their agents."""
+    """The state of the job. The supervisor sends it to the ranks through their agents."""
 
     world: World = World()  # the newest world
     over: int = 0  # worlds up to this number can make no more commits
     broken: int = 0  # in worlds up to this number, waiting calls will fail
-    meet: int = 0  # after its next commit, members of this world must meet in the next one
+    meet: int = 0  # members of this world must meet in the next world after their next commit
     leave: bool = False  # all ranks must end after their next commit, which must be on the disk
     done: int = 0  # number of calls of train() that have ended on all ranks
     lost: bool = False  # True if the supervisor does not answer; the agent sets this
 
 
 class WorkerState(NamedTuple):
-    """The state of a rank. The rank sends it to the supervisor, through its agent."""
+    """The state of a rank. The rank sends it to the supervisor through the host's agent."""
 
     world: int = 0  # the last world that the rank was in
-    away: bool = False  # the rank waits for the next world, and makes no calls in the last one
-    over: int = 0  # the rank will not enter worlds up to this number
+    # True if the rank waits for the next world. It makes no more calls in the last one.
+    away: bool = False
+    over: int = 0  # the rank will not enter worlds with numbers up to this one
     commit: Commit = NOTHING  # the newest commit in the rank's memory
-    finished: int = 0  # above 0: away because this call of train() has ended on this rank
-    met: bool = False  # away because all members agreed to meet
-    stalled: bool = False  # away because another rank hangs
+    finished: int = 0  # if above 0, the rank is away because this call of train() has ended on it
+    met: bool = False  # True if the rank is away because all members agreed to meet
+    stalled: bool = False  # True if the rank is away because another rank hangs
 
 
 class End(Enum):
     """Why a process ended."""
 
     WELL = "well"  # success
-    LEFT = "left"  # it was asked to leave, or its host is preempted; others may continue
-    FAILED = "failed"  # an error of the program, which no retry can fix
-    LOST = "lost"  # killed, crashed, or an error that a retry may avoid
+    LEFT = "left"  # the process was asked to leave or its host is preempted; others may continue
+    FAILED = "failed"  # the program raised an error that no retry can fix
+    LOST = "lost"  # the process was killed, crashed, or raised an error that a retry may avoid
 
 
 class Worker(NamedTuple):
-    """A process of the job, as the host's agent knows it."""
+    """A process of the job, as known to its host's agent."""
 
     name: str
     state: WorkerState = WorkerState()
     end: End | None = None  # None while the process lives
     text: str = ""  # describes the end
-    code: int = 0  # exit code; -N for signal N
+    code: int = 0  # exit code, or -N for signal N
     announced: End | None = None  # the end that the process has announced
 
 
 class AgentStatus(NamedTuple):
     """The state of a host. Its agent sends this to the supervisor."""
 
-    agent: str  # name of the agent's process
+    agent: str  # name of the agent process
     number: int  # rises with each message
     host: str
     slots: int
     workers: tuple[Worker, ...]
-    draining: bool = False  # the host is being preempted
+    draining: bool = False  # True if the host is being preempted
 
 
 class Assignment(NamedTuple):
@@ -92,7 +94,7 @@ class Assignment(NamedTuple):
 
     number: int  # rises with each message
     heard: int  # number of the newest AgentStatus that the supervisor has received
-    workers: tuple[str, ...]  # names; the agent starts those that are missing and kills all others
+    workers: tuple[str, ...]  # names; the agent starts missing processes and kills all others
     view: View
 
 
@@ -100,12 +102,13 @@ class Assignment(NamedTuple):
 
 
 def encode(message: NamedTuple) -> str:
-    """Returns a message of any class in this file as JSON."""
+    """Converts a message of any class in this file to JSON."""
     return json.dumps(message, default=lambda end: end.value)
 
 
 def decode(kind: type[T], text: str) -> T:
-    """Reverses encode(). Raises ValueError for any other text."""
+    """Converts a text that encode() returned back to a message. Raises ValueError for any other
+    text."""
     try:
         found: T = _made(kind, json.loads(text))
         return found

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor's decisions: which processes an elastic job has, and which are in its next world.
+"""Makes the supervisor's decisions: which processes an elastic job has, and which of them are in
+its next world.
 
-Two worlds never train at the same time: a commit needs every member of its world. Once a member has
-ended or waits for the next world, the present world can make no more commits. Only then does the
-scheduler decide on a new world. For that, the scheduler needs a waiting process that has a commit
-of the present world, or the certainty that no living process has one.
+Two worlds never train at the same time, because a commit needs every member of its world. Once a
+member has ended or waits for the next world, the present world can make no more commits. Only then
+does the scheduler decide on a new world. To do so, it needs either a waiting process that has a
+commit of the present world, or the certainty that no living process has one.
 """
 
 from __future__ import annotations
@@ -40,72 +41,73 @@ from farandole.membership.workers import Change, Workers
 
 
 class NotReady(Exception):
-    """The disk has not answered yet. The text tells the reason."""
+    """Raised if the disk has not answered yet. The text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Limits of a job. Times are in seconds."""
+    """The limits of a job. Times are in seconds."""
 
     least: int  # least number of ranks in a world
     most: int  # greatest number of ranks in a world
-    silence: float = 5.0  # nobody waits for agents that have not reported for this long
-    lease: float = 30.0  # agents that get no answer for this long kill their processes
-    late: float = 300.0  # a rank is killed once others have waited this long for it
+    silence: float = 5.0  # agents that have not reported for this long are not waited for
+    lease: float = 30.0  # an agent that gets no answer for this long kills its processes
+    late: float = 300.0  # a rank is killed if others have waited for it this long
     stalled: float = 2.0  # replaces `late` once a rank has reported that another one hangs
-    gather: float = 2.0  # wait for more agents before the first world
-    patience: float = 600.0  # without a world for this long, the job fails
-    restarts: int = 3  # how often all ranks may be lost without a commit in between
-    cooldown: tuple[float, float] = (10.0, 600.0)  # shortest and longest, for Workers
+    gather: float = 2.0  # how long to wait for more agents before the first world
+    patience: float = 600.0  # the job fails if it has no world for this long
+    restarts: int = 3  # number of times all ranks may be lost without a commit in between
+    cooldown: tuple[float, float] = (10.0, 600.0)  # shortest and longest cooldown, for Workers
     grows: bool = False  # True if a discovery script may name new hosts
 
     @property
     def deaf(self) -> float:
-        """Seconds without a report after which the supervisor replaces an agent. The agent's lease
-        has then ended, even if its clock runs slower than the supervisor's."""
+        """Seconds without a report after which the supervisor replaces an agent. By then the
+        agent's lease has ended, even if its clock runs slower than the supervisor's."""
         return 1.2 * self.lease
 
     @property
     def gone(self) -> float:
-        """Seconds without a report after which all processes of a host have ended."""
+        """Seconds without a report after which all processes of a host must have ended."""
         return self.deaf + self.silence
 
 
 class Scheduler:
-    """Decides for one job. The caller passes reports of agents to receive(), calls step() after
-    each report and at every heartbeat, and sends the messages that step() returns. The job is over
-    once `outcome` is set. Not thread-safe."""
+    """Makes the decisions for one job. The caller passes agents' reports to receive(), calls step()
+    after each report and at every heartbeat, and sends the messages that step() returns. The job is
+    over once `outcome` is set. This class is not thread-safe."""
 
     def __init__(self, policy: Policy, disk: Callable[[], Commit], now: float) -> None:
-        """`disk` returns the newest commit on the disk, or raises NotReady; then the next step()
+        """`disk` returns the newest commit on the disk. If it raises NotReady, the next step()
         calls it again."""
         self._policy, self._disk = policy, disk
         self._record = Record()
         self._began = self._worldless_since = now
         self.workers = Workers(policy.silence, policy.cooldown)
         self._sent = 0
-        self._idle = 0  # ranks lost since the last commit; a failed world counts all its ranks
+        self._idle = 0  # ranks lost since the last commit; a failed world counts as all its ranks
         self._unready = ""  # why the disk delays the next world
-        self._late_at: dict[str, float] = {}  # awaited process -> when it is killed
-        self._meets = 0  # the world whose members must meet; 0: none
-        self._told_at = inf  # time at which _tell_of_wait() logs that they have not met
+        self._late_at: dict[str, float] = {}  # by awaited process, when it is killed
+        self._meets = 0  # the world whose members must meet, or 0 if there is none
+        self._told_at = inf  # when _tell_of_wait() logs that they have not met
         self.ending = Ending()
         self.worlds = 0  # number of worlds so far
         self.log: list[str] = []  # lines for the user; the caller clears it
-        self.outcome: str | None = None  # "" for success, else why the job failed
+        self.outcome: str | None = None  # "" for success, or the reason for the failure
 
     def receive(self, status: AgentStatus, now: float) -> None:
         """Applies an agent's report."""
         self._apply_all(self.workers.receive(status, now), now)
 
     def _apply_all(self, changes: Iterable[Change], now: float) -> None:
-        """Applies successful ends first, because losses in the same report came after them."""
+        """Applies changes, successful ends first, because losses in the same report came after
+        them."""
         for one in sorted(changes, key=lambda one: not ended_well(one.now, self._record)):
             self._apply(one, now)
 
     def _apply(self, news: Change, now: float) -> None:
         worker = news.now
-        # The commit with which a world starts is not progress, even if a rank has just received it.
+        # The commit from which a world starts is not progress, even if a rank has just received it.
         known = max(self._record.world.start, news.before.state.commit)
         if worker.state.commit.number > known.number:
             self._idle = 0
@@ -139,7 +141,7 @@ class Scheduler:
     # ---- a step
 
     def step(self, now: float) -> dict[str, Assignment]:
-        """Makes decisions; returns a message for each agent."""
+        """Makes decisions and returns a message for each agent."""
         self._apply_all(self.workers.forget_silent(now - self._policy.gone), now)
         self._check_end(now)
         if not self.ending.failure and (self.ending.leaves or not self.ending.well):
@@ -188,7 +190,7 @@ class Scheduler:
     # ---- worlds
 
     def _is_over(self) -> bool:
-        """True if the present world can make no more commits."""
+        """Returns True if the present world can make no more commits."""
         known = {worker.name: worker for worker in self.workers.all()}
         members = self._record.world.members
         if not known.keys() >= set(members):
@@ -197,8 +199,8 @@ class Scheduler:
         return not members or any(x.end is not None or is_here(x, self._record) for x in found)
 
     def _should_meet(self, now: float) -> bool:
-        """True if members must meet after their next commit, because other processes wait to join
-        or because members have lost their slots."""
+        """Returns True if members must meet after their next commit, either because other processes
+        wait to join or because members have lost their slots."""
         world, near = self._record.world, self.workers.reachable(now)
         if world.number == 0 or self._record.done:
             return False
@@ -214,8 +216,8 @@ class Scheduler:
         return bool(new) and len(stay) < self._policy.most
 
     def _tell_of_wait(self, meet: int, now: float) -> None:
-        """Logs, once, if the members of world `meet` make no commit for long although they must
-        meet after their next one. 0: no world must meet."""
+        """Logs once that the members of world `meet`, which must meet after their next commit, have
+        made no commit for a long time. `meet` is 0 if no world must meet."""
         if meet != self._meets:
             self._meets, self._told_at = meet, now + self._policy.late if meet else inf
         elif now > self._told_at:
@@ -227,7 +229,7 @@ class Scheduler:
             )
 
     def _decide(self, now: float) -> None:
-        """Decides on a new world, or that a call of train() is done. Otherwise waits."""
+        """Decides on a new world or that a call of train() is done, if either is possible now."""
         world = self._record.world
         if not self._is_over():
             self._worldless_since, self._late_at = now, {}
@@ -241,7 +243,8 @@ class Scheduler:
             self._record = Record(world, self._record.done + 1)
             return
         newest = [x for x in here if x.state.commit.world == world.number > 0]
-        # Waits for the remaining members of a world that is over, even if none of them waits yet.
+        # True if members of the world that is over are left. They must be waited for, even if none
+        # of them is waiting yet.
         left = not self._record.done and any(worker.name in world.members for worker in near)
         if not ((here or left) and self._all_wait(near, here, bool(newest), now) and here):
             return
@@ -250,7 +253,8 @@ class Scheduler:
         unwanted = self.workers.unwanted(world.members)
         chosen, ended = choose(here, self._record, bool(newest), unwanted)
         if newest and self._record.done and len(chosen) < self._policy.least:
-            ended = here  # new ranks can't join in a later call, so all restart, from the disk
+            # New ranks can't join in a later call, so all ranks restart from the disk.
+            ended = here
         self.workers.stop(worker.name for worker in ended)
         if chosen and self._enough(chosen, near, now):
             self._enter(chosen, bool(newest))
@@ -260,7 +264,8 @@ class Scheduler:
             self._count_loss(host, worker.name, "hangs: it is killed", now)
 
     def _all_wait(self, near: list[Worker], here: list[Worker], newest: bool, now: float) -> bool:
-        """True if every process that the decision needs waits. Kills processes that are late."""
+        """Returns True if every process that the decision needs is waiting. Kills processes that
+        are late."""
         others = [x for x in near if x not in here and not is_new(x, self._record)]
         members = [worker for worker in others if worker.name in self._record.world.members]
         joining = [worker for worker in others if worker.state.away]
@@ -275,7 +280,7 @@ class Scheduler:
         return all(at <= now for at in self._late_at.values())
 
     def _all_known(self, here: list[Worker]) -> bool:
-        """True if every process that may have the newest commit is waiting or has ended."""
+        """Returns True if every process that may have the newest commit is waiting or has ended."""
         held = [worker for worker in self.workers.alive() if not is_new(worker, self._record)]
         return not self.workers.any_stopping() and all(worker in here for worker in held)
 
@@ -289,7 +294,7 @@ class Scheduler:
     def _enter(self, here: list[Worker], newest: bool) -> None:
         before = self._record.world
         failed = not all(worker.state.met for worker in here)
-        # Before the first world, the disk may hold the commit of an earlier command.
+        # Before the first world, the disk may hold a commit that an earlier command made.
         disk = NOTHING if newest else self._disk()
         world = next_world(before, here, disk, self._policy.most)
         self._record = Record(world, self._record.done if newest else 0)
@@ -304,14 +309,15 @@ class Scheduler:
     # ---- processes
 
     def _adjust_processes(self, now: float) -> None:
-        """Starts missing processes, and kills those that are too many."""
+        """Starts missing processes and kills surplus ones."""
         world, most = self._record.world, self._policy.most
         near = self.workers.reachable(now)
         trains = any(worker.state.commit.world == world.number > 0 for worker in near)
         held = any(worker.state.commit != NOTHING for worker in near)
         if held and self._record.done:
             return
-        # Starts nothing while survivors meet: a new process would take their cores, and come late.
+        # No process is started while survivors meet. A new process would compete for their cores
+        # and would come too late.
         meets = trains and self._is_over() and len(near) >= self._policy.least
         if not meets:
             self.workers.start_missing(most, now, held)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of an elastic job: what their agents have reported, and which must run."""
+"""Keeps the processes of an elastic job: their states as reported by agents, and which must run."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class Change(NamedTuple):
 
 @dataclass
 class _AgentRecord:
-    """The last report of one agent, and the processes that the agent must run."""
+    """One agent's last report, and the processes that the agent must run."""
 
     host: str
     slots: int
     heard: float  # time of the newest report
     number: int = 0  # number of the newest AgentStatus
-    workers: dict[str, Worker] = field(default_factory=dict)  # must run, or have ended
-    stopping: set[str] = field(default_factory=set)  # must be killed; may still live
-    disconnected: bool = False  # True if no report has come since its connection ended
-    draining: bool = False  # True if its host is being preempted
+    workers: dict[str, Worker] = field(default_factory=dict)  # those that must run or have ended
+    # Names of processes that must be killed and may still be alive.
+    stopping: set[str] = field(default_factory=set)
+    disconnected: bool = False  # True if no report has come since the agent's connection ended
+    draining: bool = False  # True if the agent's host is being preempted
 
     def alive(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.end is None]
@@ -44,16 +45,18 @@ def _lose_workers(agent: _AgentRecord, text: str) -> Iterator[Change]:
 
 
 class Workers:
-    """Used by Scheduler only. All times are in seconds of the caller's clock."""
+    """All processes of one job. Only Scheduler uses this class. Times are in seconds on the
+    caller's clock."""
 
     def __init__(self, silence: float, cooldown: tuple[float, float]) -> None:
-        """`silence`: seconds without a report after which an agent is unreachable. `cooldown`: the
-        seconds without new processes after a host's first failure, and the longest such time."""
+        """`silence` is the number of seconds without a report after which an agent is unreachable.
+        `cooldown` holds the number of seconds during which a host gets no new processes after its
+        first failure, and the longest such time."""
         self._silence, self._cooldown = silence, cooldown
         self._agents: dict[str, _AgentRecord] = {}
-        self._failures: dict[str, int] = {}  # host -> number of failures
-        self._cooling: dict[str, float] = {}  # host -> time before which it gets no new process
-        self._slots: Mapping[str, int] | None = None  # by host; None: as agents report
+        self._failures: dict[str, int] = {}  # number of failures, by host
+        self._cooling: dict[str, float] = {}  # by host, time before which it gets no new process
+        self._slots: Mapping[str, int] | None = None  # by host; None means as agents report
         self._names = 0
 
     def receive(self, status: AgentStatus, now: float) -> Iterator[Change]:
@@ -73,7 +76,8 @@ class Workers:
                 yield Change(agent.host, before, worker)
 
     def _lose_with_agents_of(self, host: str) -> Iterator[Change]:
-        """Marks processes of this host's earlier agents as lost: a new agent kills them."""
+        """Marks the processes of this host's earlier agents as lost, because a new agent kills
+        them."""
         for agent in self._agents.values():
             if agent.host == host and agent.number != _NEVER:
                 agent.number, agent.draining = _NEVER, False
@@ -86,17 +90,19 @@ class Workers:
             self._agents[name].disconnected = True
 
     def last_heard(self, host: str) -> float:
-        """Time of the last report from this host's agent; -1 if there was none."""
+        """Returns the time of the last report from this host's agent, or -1 if there was none."""
         agents = [x for x in self._agents.values() if x.host == host and x.number != _NEVER]
         return max((agent.heard for agent in agents), default=-1.0)
 
     def is_reachable(self, host: str, now: float) -> bool:
-        """True if this host's agent is connected and has reported within `silence`."""
+        """Returns True if this host's agent is connected and has reported within the last `silence`
+        seconds."""
         return any(x.host == host and self._is_reachable(x, now) for x in self._agents.values())
 
     def cool_down(self, host: str, now: float) -> float:
-        """Starts no process on this host for a time that doubles with each failure. Returns this
-        time in seconds; 0 if there is no other host, or this host is being preempted."""
+        """Prevents new processes on this host for a time that doubles with each failure. Returns
+        that time in seconds. It is 0 if there is no other host or if this host is being
+        preempted."""
         hosts = {host, *(agent.host for agent in self._agents.values())}
         if len(hosts) < 2 or any(x.draining for x in self._agents.values() if x.host == host):
             return 0.0
@@ -107,8 +113,8 @@ class Workers:
         return seconds
 
     def set_slots(self, slots: Mapping[str, int]) -> None:
-        """Sets the number of slots of each host; a host that is not named has none. Members that
-        lose their slots train on until the other members can do without them."""
+        """Sets each host's number of slots. A host that is not named has none. Members that lose
+        their slots continue to train until the other members can do without them."""
         self._slots = slots
 
     def _slots_of(self, agent: _AgentRecord) -> int:
@@ -117,7 +123,8 @@ class Workers:
         return agent.slots if self._slots is None else self._slots.get(agent.host, 0)
 
     def forget_silent(self, before: float) -> Iterator[Change]:
-        """Removes agents that have not reported since `before`: their processes have ended, too."""
+        """Removes agents that have not reported since `before`. Their processes have also ended by
+        then."""
         for name, agent in list(self._agents.items()):
             if agent.heard < before:
                 del self._agents[name]
@@ -126,15 +133,15 @@ class Workers:
     # ---- known processes
 
     def all(self) -> list[Worker]:
-        """All known processes, even those that have ended."""
+        """Returns all known processes, including those that have ended."""
         return [worker for agent in self._agents.values() for worker in agent.workers.values()]
 
     def alive(self) -> list[Worker]:
-        """The processes that must run, and may be alive."""
+        """Returns the processes that must run and may be alive."""
         return [worker for worker in self.all() if worker.end is None]
 
     def reachable(self, now: float) -> list[Worker]:
-        """The living processes of reachable agents."""
+        """Returns the living processes of reachable agents."""
         near = [agent for agent in self._agents.values() if self._is_reachable(agent, now)]
         return [worker for agent in near for worker in agent.alive()]
 
@@ -143,23 +150,24 @@ class Workers:
         return not (agent.disconnected or replaced) and now <= agent.heard + self._silence
 
     def all_draining(self) -> bool:
-        """True if every host is being preempted."""
+        """Returns True if every host is being preempted."""
         agents = [agent for agent in self._agents.values() if agent.number != _NEVER]
         return bool(agents) and all(agent.draining for agent in agents)
 
     def any_stopping(self) -> bool:
-        """True if a process that must be killed may still be alive."""
+        """Returns True if a process that must be killed may still be alive."""
         return any(agent.stopping for agent in self._agents.values())
 
     # ---- wanted processes
 
     def wanted(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-        """For each agent: its name, its last report's number, names of the processes to run."""
+        """Yields for each agent its name, the number of its last report, and the names of the
+        processes that it must run."""
         for name, agent in self._agents.items():
             yield name, agent.number, tuple(worker.name for worker in agent.alive())
 
     def stop(self, names: Iterable[str]) -> list[tuple[str, Worker]]:
-        """Demands that these processes be killed. Returns (host, process) for each."""
+        """Makes agents kill these processes. Returns a pair (host, process) for each."""
         ending, found = set(names), []
         for agent in self._agents.values():
             for name in sorted(ending & agent.workers.keys()):
@@ -168,8 +176,8 @@ class Workers:
         return found
 
     def start_missing(self, most: int, now: float, join: bool) -> None:
-        """Starts processes on free slots until `most` are reachable. `join`: True if others train
-        already; the new processes then join them later."""
+        """Starts processes on free slots until `most` are reachable. `join` is True if other
+        processes are already training; the new ones then join them later."""
         missing = most - len(self.reachable(now))
         for agent in self._agents.values():
             if not self._is_reachable(agent, now) or now < self._cooling.get(agent.host, now):
@@ -181,7 +189,8 @@ class Workers:
                 missing -= 1
 
     def unwanted(self, members: Container[str]) -> set[str]:
-        """Names of processes for which their hosts lack slots. Members get slots first."""
+        """Returns the names of processes for which their hosts have no slots. Members get slots
+        first."""
         found = set()
         for agent in self._agents.values():
             alive = sorted(agent.alive(), key=lambda worker: worker.name not in members)
@@ -189,7 +198,8 @@ class Workers:
         return found
 
     def surplus(self, most: int, members: Container[str], now: float) -> list[str]:
-        """Names of reachable processes beyond `most`; never those of members."""
+        """Returns the names of reachable processes that exceed `most`. Members are never among
+        them."""
         near = self.reachable(now)
         others = [worker.name for worker in near if worker.name not in members]
         return others[: max(0, len(near) - most)]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flight recorders, traces, metrics and stacks of a job."""
+"""Reads flight recorders, traces, metrics and stacks of a job."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole explain`: finds the first failure of a job in the flight recorders of its ranks."""
+"""Implements `farandole explain`, which finds a job's first failure in its ranks' flight
+recorders."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from farandole.observe.flight import (
     reaches_back_to,
 )
 
-_MOST = 10  # limit for lines about one kind of finding
-_USUAL_NS = 100_000_000  # ranks are never exactly in step, so a younger call is not a finding
+_MOST = 10  # most findings that are shown after the first one
+# Ranks are never exactly in step, so a call that has waited for less time is not a finding.
+_USUAL_NS = 100_000_000
 
 
 def explain(pages: Sequence[Page]) -> list[str]:
-    """Returns the report's lines: ranks, the first failure, then other failed or waiting calls."""
+    """Returns the lines of the report. They list the ranks, the first failure, and then other
+    failed or waiting calls."""
     shared = matched_calls(pages)
     lines = [*_ranks(pages), *_history(pages)]
     findings = [
@@ -65,7 +68,8 @@ def _ranks(pages: Sequence[Page]) -> Iterator[str]:
 
 
 def _history(pages: Sequence[Page]) -> Iterator[str]:
-    """The path of elastic training to this world, as recorded by the rank that ran longest."""
+    """Yields lines that tell how elastic training came to this world, from the record of the rank
+    that has been running longest."""
     stories = [page.get("story", "").splitlines() for page in pages]
     if longest := max(stories, key=len):
         yield "History of this world:"
@@ -119,7 +123,8 @@ def _mismatches(shared: Sequence[MatchedCall]) -> Iterator[str]:
 
 
 def _found(pages: Sequence[Page]) -> Iterator[str]:
-    """Findings of ranks that have no failure. Most findings are equal on all ranks; shown once."""
+    """Yields the ranks' findings other than failures. Most findings are equal on all ranks, so each
+    is shown only once."""
     yield from dict.fromkeys(
         f"{text.removesuffix('.')}."
         for page in pages
@@ -128,7 +133,8 @@ def _found(pages: Sequence[Page]) -> Iterator[str]:
 
 
 def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
-    """(error class, text) of each failure, without the stacks that a stall's text contains."""
+    """Yields the error class and the text of each failure. Omits the stacks that a stall's text
+    contains."""
     found: dict[tuple[str, str], list[int]] = {}
     for page in pages:
         if failure := page.get("failure"):
@@ -139,11 +145,12 @@ def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
 
 
 def _waiting(pages: Sequence[Page], shared: Sequence[MatchedCall]) -> Iterator[str]:
-    """Calls that some members have not submitted. One line per set of waiting and missing ranks."""
+    """Describes calls that some members have not submitted. Yields one line for each combination of
+    waiting and missing ranks."""
     known = {page["rank"]: page for page in pages}
     pending = [one for one in shared if not one.negotiated]
     groups: dict[_Waits, list[MatchedCall]] = {}
-    # First, calls that most ranks have submitted: only a few ranks are missing there.
+    # Calls that most ranks have submitted come first, because only a few ranks are missing there.
     for one in sorted(pending, key=lambda one: -len(one.calls)):
         waiting = sorted(r for r, call in one.calls.items() if call.state == "submitted")
         gave_up = sorted(r for r, call in one.calls.items() if call.state == "failed")
@@ -180,7 +187,8 @@ def _longest(known: Mapping[int, Page], one: MatchedCall) -> int:
 
 
 def _all_of(ones: Sequence[MatchedCall]) -> str:
-    """Names the calls, or gives their number as the coordinator's warning does."""
+    """Returns the names of the calls or, if there are many, their number, as the coordinator's
+    warning does."""
     if len(ones) <= 3:
         return ", ".join(str(one.first) for one in ones)
     names = [one.first.name for one in ones]
@@ -213,13 +221,15 @@ def _waited_ns(page: Page, call: RecordedCall) -> int:
 
 
 def _would_know(pages: Mapping[int, Page], call: RecordedCall, rank: int) -> bool:
-    """True if the recorded events of `rank` reach back to the time of another rank's call."""
+    """Returns True if the recorded events of `rank` reach back to the time of another rank's
+    call."""
     wall = call.submitted + pages[call.rank]["epoch_minus_monotonic_ns"]
     return reaches_back_to(pages[rank], wall - pages[rank]["epoch_minus_monotonic_ns"])
 
 
 def _near(one: MatchedCall, pending: Sequence[MatchedCall], rank: int) -> str:
-    """A hint if only the missing rank waits for a similar name: the name may be misspelled."""
+    """Returns a hint if the missing rank waits for a call with a similar name, because one of the
+    two names may be misspelled. Otherwise returns ""."""
     if one.first.is_message:
         return ""
     others = [p.first.name for p in pending if rank in p.calls and p.first.name]

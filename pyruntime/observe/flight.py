@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the flight recorders of a job on this host, and matches the calls of its ranks.
+"""Reads the flight recorders of a job on this host and matches the calls of the job's ranks.
 
-Used by metrics(), and by `farandole dump` and `farandole explain`, which run outside of the job.
+Used by metrics(), `farandole dump` and `farandole explain`. The two commands run outside the job.
 
 Every rank always records its last 4,096 events (submit, negotiated, launched, done, error) in
-memory that all ranks of the host map. So a killed rank's events are not lost.
+memory that all ranks of the host map, so a killed rank's events are not lost.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from farandole._library import check, check_count, ffi, lib
 from farandole.errors import printable
 from farandole.trust import is_own_user, read_text
 
-_FORMAT = "farandole-flight-2"  # csrc/watch/flight_text.cc
+_FORMAT = "farandole-flight-2"  # the same as in csrc/watch/flight_text.cc
 _LABEL = "/memfd:farandole-flight"
 _MOST_BYTES = 16 << 20  # limit for a dump; 4,096 events and 1,024 calls need 2 MB
-_MOST_MEMBERS = 1 << 20  # limit for JSON items in a dump; parsing takes at least 60 bytes per item
+_MOST_MEMBERS = 1 << 20  # most JSON items in a dump; parsing needs at least 60 bytes for each
 _MOST_RANKS = 1 << 14  # limit for the number of ranks that a dump claims
 _TIMES = ("now_ns", "began_ns", "epoch_minus_monotonic_ns")
 _LINES = frozenset({"text", "story", "findings", "reason"})  # JSON fields that may span lines
-Page = dict[str, Any]  # one rank's recorder, in the form that write_flight() of csrc/watch writes
+Page = dict[str, Any]  # one rank's recorder, in the form that write_flight() in csrc/watch writes
 
 
 @dataclass(frozen=True)
 class RunningJob:
     """A job that is running on this host and belongs to this user."""
 
-    pids: tuple[int, ...]  # processes of the job's ranks, ascending
-    path: str  # the recorders' memory, under /proc
+    pids: tuple[int, ...]  # processes of the job's ranks, in ascending order
+    path: str  # path of the recorders' memory under /proc
 
     @contextlib.contextmanager
     def open(self) -> Iterator[int]:
-        """Opens the recorders' memory for pages(). Raises OSError if the job has ended."""
+        """Context manager that opens the recorders' memory for pages(). Raises OSError if the job
+        has ended."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             yield fd
@@ -49,9 +50,10 @@ class RunningJob:
 
 
 def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
-    """(device and inode, path) of each recorder that a process holds open. Needs permission.
+    """Yields a pair ((device, inode), path) for each recorder that a process holds open. Yields
+    none if this user may not inspect the process.
 
-    `own`: only recorders that this user owns. A process cannot fake the owner.
+    If `own`, yields only recorders that this user owns. A process cannot fake the owner.
     """
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -63,7 +65,8 @@ def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def jobs_of(pids: list[int] | None = None) -> list[RunningJob]:
-    """The jobs to which these processes belong; by default, all jobs of this user."""
+    """Returns the jobs to which these processes belong, or all of this user's jobs if no process is
+    given."""
     found: dict[tuple[int, int], tuple[list[int], str]] = {}
     for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
         for memory, path in _memories(pid, own=not pids):
@@ -73,7 +76,7 @@ def jobs_of(pids: list[int] | None = None) -> list[RunningJob]:
 
 
 def why_no_job(pids: list[int]) -> str:
-    """Explains why jobs_of(pids) found no job."""
+    """Returns a text that explains why jobs_of(pids) found no job."""
     found = [_why_not(pid) for pid in pids]
     return "; ".join(found) or (
         "no farandole job of this user is running on this host; a job is found after init()"
@@ -93,18 +96,19 @@ def _why_not(pid: int) -> str:
 
 
 def page(fd: int, local_rank: int, events: int) -> Page:
-    """The recorder of one rank, with its last `events` events. `fd` -1: this process's own job."""
+    """Returns the recorder of one rank with its last `events` events. If `fd` is -1, reads this
+    process's own job."""
     capacity = 1 << 14
     while True:
         text = ffi.new("char[]", capacity)
         length = check_count(lib.farandole_flight(fd, local_rank, events, text, capacity))
         if length <= capacity:
             return _shown(json.loads(ffi.buffer(text, length)[:].decode(errors="replace")))
-        capacity = length + (1 << 14)  # more, because events may have been recorded meanwhile
+        capacity = length + (1 << 14)  # with room for events recorded in the meantime
 
 
 def _shown(found: Page) -> Page:
-    """The page, with all strings made safe to print on a terminal."""
+    """Returns the page with all strings made safe to print on a terminal."""
 
     def shown(value: Any, lines: bool = False) -> Any:
         if isinstance(value, str):
@@ -118,18 +122,18 @@ def _shown(found: Page) -> Page:
 
 
 def failure_of(page: Page) -> str:
-    """The first line of a rank's failure; "" if the rank has not failed."""
+    """Returns the first line of a rank's failure, or "" if the rank has not failed."""
     lines = page["failure"]["text"].splitlines() if "failure" in page else []
     return lines[0] if lines else ""
 
 
 def pages(fd: int, events: int) -> list[Page]:
-    """The recorders of all ranks on this host, in order of local rank."""
+    """Returns the recorders of all ranks on this host, in order of local rank."""
     return [page(fd, local, events) for local in range(check_count(lib.farandole_flight_ranks(fd)))]
 
 
 def own_page(events: int = 0) -> Page:
-    """This rank's recorder. Raises ShutdownError before init()."""
+    """Returns this rank's recorder. Raises ShutdownError before init()."""
     where = ffi.new("farandole_topology*")
     check(lib.farandole_where(where))
     return page(-1, where.local_rank, events)
@@ -164,7 +168,8 @@ def read_dumps(folder: Path) -> list[Page]:
 
 
 def _read(file: Path, owners: set[int]) -> Page:
-    """Reads a dump, and makes its strings safe to print. Raises ValueError if it is not valid."""
+    """Reads a dump and makes its strings safe to print. Raises ValueError if the dump is not
+    valid."""
     shown = printable(str(file))
     try:
         text = read_text(file, _MOST_BYTES, owners)
@@ -184,7 +189,8 @@ def _read(file: Path, owners: set[int]) -> Page:
 
 
 def worlds_of(folder: Path) -> list[Path]:
-    """Folders that hold the dumps of an elastic job's worlds, in order; [] if there are none."""
+    """Returns the folders that hold the dumps of an elastic job's worlds, in order of the worlds.
+    Returns [] if there are none."""
     later = [path for path in folder.glob("world-*") if path.name[6:].isdecimal()]
     return [folder] * any(folder.glob("flight-rank-*.json")) + sorted(
         later, key=lambda path: int(path.name[6:])
@@ -192,12 +198,13 @@ def worlds_of(folder: Path) -> list[Path]:
 
 
 def began(dumps: list[Page]) -> int:
-    """When the world of these dumps started, in nanoseconds since the epoch."""
+    """Returns the time at which the world of these dumps started, in nanoseconds since the
+    epoch."""
     return max(int(page["began_ns"] + page["epoch_minus_monotonic_ns"]) for page in dumps)
 
 
 def of_last_job(dumps: list[Page]) -> list[Page]:
-    """The dumps of the last job, without dumps that were written before it started."""
+    """Returns the dumps of the last job. Omits dumps that were written before that job started."""
     last = began(dumps)
     return [p for p in dumps if p["now_ns"] + p["epoch_minus_monotonic_ns"] >= last]
 
@@ -207,33 +214,35 @@ def of_last_job(dumps: list[Page]) -> list[Page]:
 
 @dataclass
 class RecordedCall:
-    """One call with one tensor on one rank. Times are in ns of CLOCK_MONOTONIC; 0: not recorded."""
+    """A call on one tensor, as recorded by one rank. Times are in ns of CLOCK_MONOTONIC. 0 means
+    not recorded."""
 
     rank: int
-    name: str  # "": unnamed
+    name: str  # "" if the call is unnamed
     op: str
     process_set: int
     dtype: str = ""
     shape: tuple[int, ...] = ()
     bytes: int = 0
-    order: int = 0  # the call's number among the set's unnamed calls
-    peer: int = -1  # the other rank of a message; -1: any
+    order: int = 0  # the call's number among the process set's unnamed calls
+    peer: int = -1  # the other rank of a message, or -1 for any rank
     tag: int = 0
-    site: str = ""  # file:line of the program
-    # Place in the coordinator's log; from 1 << 62 on, place among the set's calls in a cell. Equal
-    # on all ranks. 0: not negotiated.
+    site: str = ""  # file:line in the user's program
+    # Place in the coordinator's log, which is equal on all ranks. Numbers from 1 << 62 on are
+    # instead places among the set's calls in a cell. 0 means not negotiated.
     position: int = 0
     bucket: int = 0
-    lane: int = 0  # process set of the bucket; for a message, the pair of its two ranks
+    lane: int = 0  # the bucket's process set, or a number for the pair of ranks of a message
     submitted: int = 0
     negotiated: int = 0
     launched: int = 0
     done: int = 0
-    error: int = 0  # error code; 0: none
+    error: int = 0  # error code, or 0
 
     @property
     def is_message(self) -> bool:
-        """True for one end of a message. Messages have different numbers on different ranks."""
+        """True if this is one end of a message. Messages have different numbers on different
+        ranks."""
         return self.op in ("send", "receive")
 
     @property
@@ -243,7 +252,7 @@ class RecordedCall:
 
     @property
     def state(self) -> str:
-        """The state of the call: submitted, negotiated, moving, done or failed."""
+        """The call's state: submitted, negotiated, moving, done or failed."""
         if self.error:
             return "failed"
         if self.done:
@@ -260,14 +269,14 @@ class RecordedCall:
 
 
 def message_text(op: str, name: str, peer: int, tag: int) -> str:
-    """Describes one end of a message, for example "send 'x' to rank 1 with tag 7"."""
+    """Returns a text such as "send 'x' to rank 1 with tag 7" for one end of a message."""
     what = f"{op} '{name}'" if name else op
     way = "to" if op == "send" else "from"
     return f"{what} {way} {'any rank' if peer < 0 else f'rank {peer}'} with tag {tag}"
 
 
 def calls_of(page: Page) -> list[RecordedCall]:
-    """The open and recent calls of one rank, in order of submission.
+    """Returns the open and recent calls of one rank, in order of submission.
 
     Omits calls that have ended and were submitted before the oldest recorded event.
     """
@@ -320,11 +329,11 @@ def _apply(call: RecordedCall, kind: str, event: dict[str, Any]) -> None:
 class MatchedCall:
     """One call, as recorded by all ranks whose recorders were read."""
 
-    calls: dict[int, RecordedCall] = field(default_factory=dict)  # key: the rank
+    calls: dict[int, RecordedCall] = field(default_factory=dict)  # by rank
 
     @property
     def first(self) -> RecordedCall:
-        """The call of the rank that submitted it first."""
+        """The record of the rank that submitted the call first."""
         return min(self.calls.values(), key=lambda call: call.submitted)
 
     @property
@@ -340,11 +349,13 @@ class MatchedCall:
 
 
 def matched_calls(pages: Sequence[Page]) -> list[MatchedCall]:
-    """Matches calls across ranks. Returns negotiated calls in log order, then those that wait."""
+    """Matches calls across ranks. Returns negotiated calls in log order, then calls that still
+    wait."""
     found: dict[tuple[Any, ...], MatchedCall] = {}
     for page in pages:
         for call in calls_of(page):
-            # A name can be reused after a failure, so failed calls of a name match in their order.
+            # A name can be reused after a failure, so failed calls that have the same name match in
+            # order.
             key: tuple[Any, ...] = (call.position, call.process_set, call.name, call.order)
             if call.is_message:
                 key = (call.rank, call.submitted)
@@ -356,12 +367,13 @@ def matched_calls(pages: Sequence[Page]) -> list[MatchedCall]:
 
 
 def _join_late_readers(shared: Sequence[MatchedCall], pages: Mapping[int, Page]) -> None:
-    """Merges a rank's waiting call into that of the others if they have recorded the agreement."""
+    """Merges a call that waits on one rank into the other ranks' call if those ranks have recorded
+    the agreement on it."""
 
     def time(rank: int, ns: int) -> int:
         return int(ns + pages[rank]["epoch_minus_monotonic_ns"])
 
-    agreed: dict[tuple[Any, ...], MatchedCall] = {}  # the last call with each identity
+    agreed: dict[tuple[Any, ...], MatchedCall] = {}  # by identity, the last call
     for one in sorted((one for one in shared if one.negotiated), key=_order):
         agreed[one.identity] = one
     for one in shared:
@@ -380,13 +392,15 @@ def _order(shared: MatchedCall) -> tuple[bool, int, int]:
 
 
 def reaches_back_to(page: Page, ns: int) -> bool:
-    """True if a rank has kept all events since `ns`, a time of that rank's monotonic clock."""
+    """Returns True if a rank has kept all events since `ns`, a time on that rank's monotonic
+    clock."""
     kept = page["events"]
     return len(kept) == page["recorded"] or bool(kept and kept[0]["t"] <= ns)
 
 
 def members_of(pages: Sequence[Page], process_set: int) -> Sequence[int]:
-    """Ranks of a process set, ascending; those of the world if no rank has recorded the set."""
+    """Returns the ranks of a process set in ascending order, or those of the world if no rank has
+    recorded the set."""
     for page in pages:
         if text := page["sets"].get(str(process_set)):
             return [int(rank) for rank in text.split(",")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subcommands `farandole dump` and `farandole explain`."""
+"""Implements the subcommands `farandole dump` and `farandole explain`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def run_dump(options: argparse.Namespace) -> int:
 
 
 def _read(folder: Path) -> list[flight.Page]:
-    """The dumps of the last job. If they can't be read, prints the reason and returns []."""
+    """Returns the dumps of the last job. If they can't be read, prints the reason and returns
+    []."""
     try:
         found = flight.read_dumps(folder)
     except (OSError, ValueError) as reason:

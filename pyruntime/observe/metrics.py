@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core's metrics: counters, histograms and stragglers. Public calls, for any thread."""
+"""Public calls that return the core's metrics: counters, histograms and stragglers. They may be
+called from any thread."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from farandole.topology import is_initialized
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram in powers of two: `counts[i]` counts values below 2**i, without lower slots."""
+    """A histogram in powers of two. `counts[i]` is the number of values below 2**i that no earlier
+    slot counts."""
 
     count: int
     sum: int
@@ -20,14 +22,14 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The mean of all values; 0 if there are none."""
+        """The mean of all values, or 0 if there are none."""
         return self.sum / self.count if self.count else 0.0
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """Number of times that a rank was the last to be ready, and the seconds in all by which it was
-    later than the first one."""
+    """Tells how often a rank was the last to be ready, and by how many seconds in total it was then
+    later than the first rank."""
 
     times: int
     seconds: float
@@ -37,15 +39,17 @@ class Metrics(dict[str, int]):
     """This rank's counters since init(), by name.
 
     - tensors_submitted, tensors_done, tensors_failed; bytes_done; buckets_done.
-    - moving_ns: time with a bucket under way.
-    - late_times, late_ns: how often, and by how much, this rank was last; 0 if rank 0 is elsewhere.
+    - moving_ns: time during which a bucket was under way.
+    - late_times, late_ns: how often this rank was last, and by how much. Both are 0 if rank 0 is on
+      another host.
     - sleeps; rescued_wakeups, which is 0 unless farandole has a bug.
     """
 
-    # negotiation_ns: from a tensor's submission to the decision. wait_ns: time of blocked callers.
-    # bucket_bytes. bandwidth_MBps: a bucket's bytes per time from launch to end (algbw).
+    # By name: negotiation_ns is the time from a tensor's submission to the decision. wait_ns is the
+    # time for which callers are blocked. bucket_bytes is the size of a bucket. bandwidth_MBps is a
+    # bucket's size divided by the time from launch to end (algbw).
     histograms: dict[str, Histogram]
-    stragglers: dict[int, Straggler]  # key: rank on this host; zeros if rank 0 is on another host
+    stragglers: dict[int, Straggler]  # by rank of this host; zeros if rank 0 is elsewhere
 
 
 def _counters() -> dict[str, int]:
@@ -56,7 +60,7 @@ def _counters() -> dict[str, int]:
 
 
 def metrics() -> Metrics:
-    """This rank's metrics. Before init(), these are only the counters of the process.
+    """Returns this rank's metrics. Before init(), these are only the counters of the process.
 
     Examples:
         >>> now = hvd.metrics()

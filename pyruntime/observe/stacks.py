@@ -18,15 +18,16 @@ _installed = False
 
 
 def _left_out() -> list[str]:
-    """Folders whose frames are omitted: those of farandole, unless somebody is debugging it."""
+    """Returns the folders whose frames are omitted from stacks. These are farandole's own folders,
+    unless somebody is debugging farandole."""
     return [] if setting("FARANDOLE_LOG_LEVEL") in ("debug", "trace") else own_folders()
 
 
 def install() -> None:
     """Makes stacks available, once per process. init() calls this.
 
-    Uses the signal FARANDOLE_STACK_SIGNAL or, by default, one that has no handler; never replaces a
-    handler. Raises ValueError if Python can't handle the signal.
+    Uses the signal that FARANDOLE_STACK_SIGNAL names or, by default, a signal that has no handler
+    yet. Never replaces an existing handler. Raises ValueError if Python can't handle the signal.
     """
     global _installed
     if _installed:

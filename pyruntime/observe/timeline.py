@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and stops a trace of this rank, for Chrome or Perfetto. Public calls. A thread of the core
-writes the file."""
+"""Public calls that start and stop a trace of this rank, for Chrome or Perfetto. A thread of the
+core writes the file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from farandole.topology import rank
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Starts a trace: rank 0 writes `file_path`, rank N writes NAME.rankN.SUFFIX next to it.
+    """Starts a trace. Rank 0 writes to `file_path`, and rank N writes to NAME.rankN.SUFFIX next to
+    it.
 
-    Not collective. Does not affect other calls. With `mark_cycles`, the trace shows each batch of
-    decisions that this rank reads. Raises ValueError before init() or if a trace is being written,
-    and LibraryError if the file can't be created.
+    This call is not collective and does not affect other calls. If `mark_cycles`, the trace shows
+    each batch of decisions that this rank reads. Raises ValueError before init() or if a trace is
+    already being written, and LibraryError if the file can't be created.
 
     Examples:
         >>> hvd.start_timeline("run.json")

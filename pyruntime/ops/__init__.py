@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on arrays of any kind, which return arrays of the same kind. Public calls, for any
-thread.
+"""Public collectives on arrays of any kind. They return arrays of the same kind and may be called
+from any thread.
 
-`x` waits and `x_async` returns a handle. A trailing underscore means in place. `grouped_x` takes a
-list. If one rank passes a wrong argument, all ranks raise an error instead of waiting.
+`x` waits, whereas `x_async` returns a handle. A trailing underscore means in place. `grouped_x`
+takes a list. If one rank passes a wrong argument, all ranks raise an error instead of waiting.
 """
 
 from farandole.calls.arguments import ReduceOp as ReduceOp

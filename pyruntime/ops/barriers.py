@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""barrier and join: collectives without arrays. Public calls."""
+"""The public collectives without arrays: barrier and join."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def barrier(
     name: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Waits until every member has called this or join(). With a `name`, any thread may call this.
+    """Waits until every member has called barrier() or join().
 
-    - name, process_set: calls match by name, else by order, within this set.
+    If you pass a `name`, you may call this from any thread.
+
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -43,15 +45,16 @@ def _wait_for_join(handle: Handle[int], process_set: int) -> int:
     try:
         return handle.wait()
     except StallError as error:
-        if not error.under_way:  # the join was given up: others have not counted it
+        if not error.under_way:  # the join was given up, so other ranks have not counted it
             note_join(process_set, -1)
         raise
 
 
 def _join_with_error(calls: list[Call], reason: Exception) -> None:
-    """Reports a wrong join() to the other ranks: this rank joins with an error.
+    """Reports a wrong join() to the other ranks by joining with an error.
 
-    Does nothing if several sets are possible, because in a wrong set this rank would wait forever.
+    Does nothing if the call may be for one of several sets, because this rank would wait forever in
+    a wrong set.
     """
     if len(calls) == 1:
         refuse_all(calls, reason)
@@ -66,17 +69,18 @@ def join(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> int:
-    """Call this when this rank is out of data. Waits until all members have joined; returns the
-    rank that joined last.
+    """Waits until all members have joined, and returns the rank that joined last. Call this when
+    this rank has no more data.
 
-    Until then, this rank contributes the identity to reductions of the others: zeros to sums, ones
-    to products. An average still divides by the number of all members. In allgather and alltoall,
-    this rank has no rows; rows that others send to it are dropped, and get zeros as gradients.
-    Calls that need this rank, as root or as a member of a new process set, raise on the ranks that
-    make them. If one rank passes a wrong argument, all members raise once all have joined.
+    Until then, this rank contributes the identity to the other ranks' reductions, such as zeros to
+    sums and ones to products. An average still divides by the number of all members. In allgather
+    and alltoall, this rank has no rows. Rows that others send to it are dropped, and their
+    gradients are zero. Calls that need this rank as root or as a member of a new process set raise
+    an error on the ranks that make them. If one rank passes a wrong argument, all members raise an
+    error once all have joined.
 
-    - device: ignored; for compatibility with Horovod.
-    - timeout: seconds until the wait raises StallError; the join then continues. The join itself
+    - device: ignored. It exists for compatibility with Horovod.
+    - timeout: seconds until the wait raises StallError. The join then continues. The join itself
       ends with StallError if no rank has made a call for FARANDOLE_STALL_ABORT seconds.
 
     Raises PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

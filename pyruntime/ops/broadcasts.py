@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""broadcast in all its forms: public calls, for any thread."""
+"""The public calls for broadcast in all its forms. They may be called from any thread."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def broadcast_async(
 ) -> Handle[T]:
     """Sends the array of `root_rank` to every rank.
 
-    Shape and dtype must be equal on all ranks. Returns a handle; its wait() returns a new array of
+    Shape and dtype must be equal on all ranks. Returns a handle whose wait() returns a new array of
     the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls match by name, else by order, within this set.
+    - root_rank: the sender's rank in the world. It must be a member of the process set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -70,8 +70,8 @@ def broadcast(
     Shape and dtype must be equal on all ranks. Returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls match by name, else by order, within this set.
+    - root_rank: the sender's rank in the world. It must be a member of the process set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -95,12 +95,13 @@ def broadcast_async_(
 ) -> Handle[T]:
     """Overwrites the array with the values of `root_rank`, in place.
 
-    The array must be contiguous and writable, with equal shape and dtype on all ranks. Do not touch
-    it until the handle is done. Returns a handle; its wait() returns the same array.
+    The array must be contiguous and writable, and its shape and dtype must be equal on all ranks.
+    Do not touch the array until the handle is done. Returns a handle whose wait() returns the same
+    array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls match by name, else by order, within this set.
+    - root_rank: the sender's rank in the world. It must be a member of the process set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -124,12 +125,12 @@ def broadcast_(
 ) -> T:
     """Overwrites the array with the values of `root_rank`, in place.
 
-    The array must be contiguous and writable, with equal shape and dtype on all ranks. No other
-    thread may touch it meanwhile. Returns the same array.
+    The array must be contiguous and writable, and its shape and dtype must be equal on all ranks.
+    No other thread may touch the array during the call. Returns the same array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - name, process_set: calls match by name, else by order, within this set.
+    - root_rank: the sender's rank in the world. It must be a member of the process set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -150,5 +151,6 @@ def broadcast_list(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """Broadcasts a list into new arrays, as one call. For adapters, which wait for the handle."""
+    """Broadcasts a list into new arrays, as one call. Used by adapters, which wait for the
+    handle."""
     return _broadcast(tensors, root_rank, name, process_set, timeout)

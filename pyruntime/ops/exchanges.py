@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""alltoall, which sends rows by splits. Public calls, for any thread."""
+"""The public calls for alltoall, which exchanges rows between ranks. They may be called from any
+thread."""
 
 from __future__ import annotations
 
@@ -34,16 +35,17 @@ def alltoall_async(
     *,
     timeout: float | None = None,
 ) -> Handle[tuple[T, Rows]]:
-    """Starts to send rows to each member, and to receive rows from each.
+    """Starts to send rows to each member and to receive rows from each member.
 
     Member i gets the next `splits[i]` rows of the array. The result holds the received rows in rank
-    order. Rows for a member that has joined are dropped. Returns a handle; its wait() returns (a
-    new array of the same kind, the number of rows from each member as int64).
+    order. Rows for a member that has joined are dropped. Returns a handle whose wait() returns a
+    new array of the same kind and an int64 array with the number of rows from each member.
 
-    - tensor: an array with at least one dimension, on a CPU or GPU: integers, floats, bool or
-      complex. The dtype and all dimensions but the first are equal on all ranks.
-    - splits: integers, the number of rows for each member, in member order; None: equal parts.
-    - name, process_set: calls match by name, else by order, within this set.
+    - tensor: an array of integers, floats, bool or complex with at least one dimension, on a CPU or
+      GPU. The dtype and all dimensions except the first must be equal on all ranks.
+    - splits: the number of rows for each member, as integers in member order. None means equal
+      parts.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -83,16 +85,17 @@ def alltoall(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Sends rows to each member, and receives rows from each.
+    """Sends rows to each member and receives rows from each member.
 
     Member i gets the next `splits[i]` rows of the array. The result holds the received rows in rank
-    order. Rows for a member that has joined are dropped. Returns a new array of the same kind; with
-    `splits`, (the array, the number of rows from each member as int64).
+    order. Rows for a member that has joined are dropped. Returns a new array of the same kind. If
+    `splits` is given, also returns an int64 array with the number of rows from each member.
 
-    - tensor: an array with at least one dimension, on a CPU or GPU: integers, floats, bool or
-      complex. The dtype and all dimensions but the first are equal on all ranks.
-    - splits: integers, the number of rows for each member, in member order; None: equal parts.
-    - name, process_set: calls match by name, else by order, within this set.
+    - tensor: an array of integers, floats, bool or complex with at least one dimension, on a CPU or
+      GPU. The dtype and all dimensions except the first must be equal on all ranks.
+    - splits: the number of rows for each member, as integers in member order. None means equal
+      parts.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allgather and reducescatter in all their forms. Public calls, for any thread."""
+"""The public calls for allgather and reducescatter in all their forms. They may be called from any
+thread."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def grouped_allgather_rows(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[list[tuple[T, Table]]]:
-    """Allgathers arrays, for adapters. Each result has a table of the rows from each member."""
+    """Allgathers arrays. Each result comes with a table of the number of rows from each member.
+    Used by adapters."""
     return start_rows(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
 
 
@@ -57,11 +59,12 @@ def allgather_async(
 ) -> Handle[T]:
     """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    Arrays have at least one dimension; only the first may differ between ranks. The dtype is equal
-    on all ranks. Returns a handle; its wait() returns a new array of the same kind.
+    Arrays must have at least one dimension. Only the first dimension may differ between ranks. The
+    dtype must be equal on all ranks. Returns a handle whose wait() returns a new array of the same
+    kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -83,11 +86,11 @@ def allgather(
 ) -> T:
     """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    Arrays have at least one dimension; only the first may differ between ranks. The dtype is equal
-    on all ranks. Returns a new array of the same kind.
+    Arrays must have at least one dimension. Only the first dimension may differ between ranks. The
+    dtype must be equal on all ranks. Returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -109,11 +112,12 @@ def grouped_allgather_async(
 ) -> Handle[list[T]]:
     """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    Arrays have at least one dimension; only the first may differ between ranks. Dtypes are equal on
-    all ranks. Returns a handle; its wait() returns new arrays of the same kind.
+    Arrays must have at least one dimension. Only the first dimension may differ between ranks.
+    Dtypes must be equal on all ranks. Returns a handle whose wait() returns new arrays of the same
+    kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -135,11 +139,11 @@ def grouped_allgather(
 ) -> list[T]:
     """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    Arrays have at least one dimension; only the first may differ between ranks. Dtypes are equal on
-    all ranks. Returns new arrays of the same kind.
+    Arrays must have at least one dimension. Only the first dimension may differ between ranks.
+    Dtypes must be equal on all ranks. Returns new arrays of the same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -162,16 +166,16 @@ def reducescatter_async(
     *,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shape and dtype must be equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more; a result may be empty. Returns a handle; its wait()
-    returns a new array of the same kind.
+    Arrays must have at least one dimension. Shape and dtype must be equal on all ranks. If the rows
+    cannot be divided evenly, the first ranks get one more row each. A result may be empty. Returns
+    a handle whose wait() returns a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -195,16 +199,16 @@ def reducescatter(
     postscale_factor: float = 1.0,
     timeout: float | None = None,
 ) -> T:
-    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shape and dtype must be equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more; a result may be empty. Returns a new array of the
-    same kind.
+    Arrays must have at least one dimension. Shape and dtype must be equal on all ranks. If the rows
+    cannot be divided evenly, the first ranks get one more row each. A result may be empty. Returns
+    a new array of the same kind.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -228,16 +232,16 @@ def grouped_reducescatter_async(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more; a result may be empty. Returns a handle; its wait()
-    returns new arrays of the same kind.
+    Arrays must have at least one dimension. Shapes and dtypes must be equal on all ranks. If the
+    rows cannot be divided evenly, the first ranks get one more row each. A result may be empty.
+    Returns a handle whose wait() returns new arrays of the same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -261,16 +265,16 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     timeout: float | None = None,
 ) -> list[T]:
-    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays and returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do not
-    divide evenly, the first ranks get one more; a result may be empty. Returns new arrays of the
-    same kind.
+    Arrays must have at least one dimension. Shapes and dtypes must be equal on all ranks. If the
+    rows cannot be divided evenly, the first ranks get one more row each. A result may be empty.
+    Returns new arrays of the same kind.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

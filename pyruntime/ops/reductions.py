@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce in all its forms. Public calls, for any thread."""
+"""The public calls for allreduce in all its forms. They may be called from any thread."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def allreduce_async(
 ) -> Handle[T]:
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Shape and dtype must be equal on all ranks. Returns a handle; its wait() returns a new array of
+    Shape and dtype must be equal on all ranks. Returns a handle whose wait() returns a new array of
     the same kind, shape and dtype.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum. `average` is deprecated.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -83,9 +83,9 @@ def allreduce(
     dtype.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum. `average` is deprecated.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -115,13 +115,14 @@ def allreduce_async_(
 ) -> Handle[T]:
     """Overwrites the array with postscale_factor * op(prescale_factor * x) over the ranks.
 
-    The array must be contiguous and writable, with equal shape and dtype on all ranks. Do not touch
-    it until the handle is done. Returns a handle; its wait() returns the same array.
+    The array must be contiguous and writable, and its shape and dtype must be equal on all ranks.
+    Do not touch the array until the handle is done. Returns a handle whose wait() returns the same
+    array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum. `average` is deprecated.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -149,13 +150,13 @@ def allreduce_(
 ) -> T:
     """Overwrites the array with postscale_factor * op(prescale_factor * x) over the ranks.
 
-    The array must be contiguous and writable, with equal shape and dtype on all ranks. No other
-    thread may touch it meanwhile. Returns the same array.
+    The array must be contiguous and writable, and its shape and dtype must be equal on all ranks.
+    No other thread may touch the array during the call. Returns the same array.
 
     - tensor: an array of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum. `average` is deprecated.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -184,13 +185,13 @@ def grouped_allreduce_async(
 ) -> Handle[list[T]]:
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Shapes and dtypes must be equal on all ranks. The list is one call, which succeeds or fails as a
-    whole. Returns a handle; its wait() returns new arrays of the same kind, shape and dtype.
+    Shapes and dtypes must be equal on all ranks. The list forms one call, which succeeds or fails
+    as a whole. Returns a handle whose wait() returns new arrays of the same kind, shape and dtype.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum. `average` is deprecated.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -217,13 +218,13 @@ def grouped_allreduce(
 ) -> list[T]:
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Shapes and dtypes must be equal on all ranks. The list is one call, which succeeds or fails as a
-    whole. Returns new arrays of the same kind, shape and dtype.
+    Shapes and dtypes must be equal on all ranks. The list forms one call, which succeeds or fails
+    as a whole. Returns new arrays of the same kind, shape and dtype.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum. `average` is deprecated.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -252,14 +253,14 @@ def grouped_allreduce_async_(
 ) -> Handle[list[T]]:
     """Overwrites the arrays with postscale_factor * op(prescale_factor * x) over the ranks.
 
-    The arrays must be contiguous and writable, with equal shapes and dtypes on all ranks. The list
-    is one call, which succeeds or fails as a whole. Do not touch the arrays until the handle is
-    done. Returns a handle; its wait() returns the same arrays.
+    The arrays must be contiguous and writable, and their shapes and dtypes must be equal on all
+    ranks. The list forms one call, which succeeds or fails as a whole. Do not touch the arrays
+    until the handle is done. Returns a handle whose wait() returns the same arrays.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum. `average` is deprecated.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -286,14 +287,14 @@ def grouped_allreduce_(
 ) -> list[T]:
     """Overwrites the arrays with postscale_factor * op(prescale_factor * x) over the ranks.
 
-    The arrays must be contiguous and writable, with equal shapes and dtypes on all ranks. The list
-    is one call, which succeeds or fails as a whole. No other thread may touch the arrays meanwhile.
-    Returns the same arrays.
+    The arrays must be contiguous and writable, and their shapes and dtypes must be equal on all
+    ranks. The list forms one call, which succeeds or fails as a whole. No other thread may touch
+    the arrays during the call. Returns the same arrays.
 
     - tensors: arrays of integers, floats, bool or complex, on a CPU or GPU.
-    - name, process_set: calls match by name, else by order, within this set.
-    - op: Average (the default), Sum, Min, Max, Product or Adasum; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - name, process_set: calls match within this set by name; unnamed calls match by order.
+    - op: Average (the default), Sum, Min, Max, Product or Adasum. `average` is deprecated.
+    - prescale_factor, postscale_factor: factors for the inputs and the results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -30,7 +30,8 @@ composed: dict[int, Callable[..., Handle[Any]]] = {}
 def start(
     call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
 ) -> Handle[list[T]]:
-    """Submits `call` over `tensors`, in place or into new arrays. `call.op` is in MIRRORED."""
+    """Submits `call` on `tensors`, either in place or into new arrays. `call.op` must be in
+    MIRRORED."""
     tensors = list(tensors)
     if not tensors:
         return Handle(submit(call, [], own=3), lambda _: [], call, timeout)
@@ -54,10 +55,10 @@ def start(
 def start_rows(
     call: Call, tensors: Sequence[T], timeout: float | None
 ) -> Handle[list[tuple[T, Table]]]:
-    """Submits a call whose results have shapes that depend on all ranks.
+    """Submits a call whose results' shapes depend on all ranks.
 
-    The handle yields each result with the number of rows from each member; 0 from a member that has
-    joined.
+    The handle's wait() returns each result together with the number of rows from each member. This
+    number is 0 for a member that has joined.
     """
     tensors = list(tensors)
     kinds, inputs = describe(tensors, in_place=False)
@@ -76,19 +77,22 @@ def start_rows(
 def new_results(
     kinds: Sequence[Kind], tensors: Sequence[Any], inputs: Sequence[Buffer]
 ) -> tuple[list[Any], list[Buffer]]:
-    """New arrays for results of the same form as the inputs, and buffers of these. See sealed()."""
+    """Creates arrays for results that have the same form as the inputs. Returns these arrays and
+    their buffers. See also sealed()."""
     triples = zip(kinds, tensors, inputs, strict=True)
     results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
     return results, [k.describe(y, True) for k, y in zip(kinds, results, strict=True)]
 
 
 def sealed(kinds: Sequence[Kind], results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
-    """Converts the arrays of new_results(), once they are complete, to those that the user gets."""
+    """Converts the arrays from new_results() to those that the user gets. Call this once they are
+    complete."""
     return [k.sealed(y, x) for k, y, x in zip(kinds, results, tensors, strict=True)]
 
 
 def describe(tensors: Sequence[Any], in_place: bool) -> tuple[list[Kind], list[Buffer]]:
-    """Kinds and buffers of arrays. Raises TypeError or ValueError, which names the wrong array."""
+    """Returns the arrays' kinds and buffers. Raises TypeError or ValueError, whose text names the
+    wrong array."""
     kinds: list[Kind] = []
     inputs: list[Buffer] = []
     try:
@@ -109,7 +113,8 @@ def handle_of(
     what: object,
     timeout: float | None,
 ) -> Handle[R]:
-    """A handle for the core's handles: a GpuHandle if an array is on a GPU, else a Handle."""
+    """Wraps the core's handles in a GpuHandle if an array is on a GPU, and otherwise in a
+    Handle."""
     for buffer, x in zip(inputs, tensors, strict=True):
         if buffer.device >= 0:
             stream = functools.partial(kind_of(x).stream, x)
@@ -118,7 +123,8 @@ def handle_of(
 
 
 def one(handle: Handle[list[T]]) -> Handle[T]:
-    """Turns a handle whose result is a list of one array into a handle of that array."""
+    """Converts a handle whose result is a list of one array to a handle whose result is that
+    array."""
     return handle.map(_first)
 
 
@@ -133,7 +139,8 @@ def reduction(
     name: str | None,
     process_set: ProcessSet,
 ) -> Call:
-    """A Call that reduces; None means Average. Raises if `reduce_op` is not allowed for `op`."""
+    """Returns a Call that reduces. If `reduce_op` is None, uses Average. Raises NotImplementedError
+    if `reduce_op` is not allowed for `op`."""
     reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
     if op is not Op.ALLREDUCE and reduce_op is Adasum:
         raise NotImplementedError(
@@ -146,7 +153,7 @@ def reduction(
 
 
 def reduce_op_of(op: int | None, average: bool | None) -> int:
-    """The reduction to use. `average` is Horovod's deprecated argument."""
+    """Returns the reduction to use. `average` is Horovod's deprecated argument."""
     if average is None:
         return Average if op is None else op
     if op is not None:

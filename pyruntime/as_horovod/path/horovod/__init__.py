@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces the package `horovod`: has its module names, with farandole's calls."""
+"""Replaces the package `horovod`. It has Horovod's module names and farandole's calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __version__ = "0.28.1"  # the Horovod release with this API
 if not any(isinstance(finder, HorovodFinder) for finder in sys.meta_path):
     sys.meta_path.insert(0, HorovodFinder())
 
-# Options that are accepted and ignored, because farandole always behaves as they ask.
+# Options that are accepted and ignored, because farandole always behaves as if they were given.
 _GRANTED = {"use_mpi", "use_gloo", "disable_cache"}
 
 
@@ -42,10 +42,11 @@ def run(
     verbose: Any = None,
     **others: Any,
 ) -> list[Any]:
-    """Calls farandole.run(). Takes Horovod's argument names, including older ones such as `np`.
+    """Calls farandole.run(). Accepts Horovod's argument names, including older ones such as `np`.
 
-    The number of ranks is fixed: `num_proc`, or else the upper limit, or else the lower limit.
-    Raises ValueError for numbers that contradict each other, and for arguments of other launchers.
+    The number of ranks is fixed. It is `num_proc` if given, otherwise the upper limit if given, and
+    otherwise the lower limit. Raises ValueError for numbers that contradict each other and for
+    arguments that only other launchers support.
     """
     refused = [name for name, value in others.items() if value and name not in _GRANTED]
     if refused:
@@ -69,14 +70,16 @@ def run(
 
 
 def _one(name: str, value: int | None, alias: str, other: int | None) -> int | None:
-    """The value given by an argument or by its older name. Raises ValueError if the two differ."""
+    """Returns the value given by an argument or by its older name. Raises ValueError if the two
+    differ."""
     if value is not None and other is not None and value != other:
         raise ValueError(f"horovod.run({name}={value}, {alias}={other}): pass only one of them")
     return other if value is None else value
 
 
 def _ranks(number: int | None, least: int | None, most: int | None) -> int:
-    """Number of ranks to start. Raises ValueError if it is outside the limits."""
+    """Returns the number of ranks to start. Raises ValueError if the number is outside the
+    limits."""
     if number is None:
         number = next((limit for limit in (most, least) if limit is not None), 1)
     if number < (least or 1) or number > (most or number):
