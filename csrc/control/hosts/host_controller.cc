@@ -145,7 +145,7 @@ void RootController::publish_all() {
   send_down();
 }
 
-// Decodes a report. If it is invalid, ends the job with an error that names the rank.
+// Decodes a report. If the report is invalid, ends the job with an error that names the rank.
 template <class Receive>
 void RootController::receive(Rank from, ByteView message, Receive&& receive) {
   try {
@@ -169,8 +169,9 @@ void RootController::hear(Rank child, ByteView message) {
   }
 }
 
-// Shares the memory that the entry needs. If memory is short, replaces an OpenSet by a Fail. A pair's calls follow at
-// once, so a pair's OpenSet becomes an Abort, which ends the job; then returns false.
+// Shares the memory that the entry needs. If memory is short, replaces an OpenSet by a Fail. For a pair, however, calls
+// follow the OpenSet at once. The OpenSet of a pair is therefore replaced by an Abort, which ends the job, and the
+// function returns false.
 bool RootController::prepare(Entry& entry) {
   try {
     share_memory(entry);
@@ -209,7 +210,8 @@ bool HostRelay::step() {
         }
       },
       lose);
-  // Handles deaths before links, because a death on this host may be the reason why the host above has ended.
+  // Handles deaths before links, because the death of a rank on this host may be the reason why the host above has
+  // ended.
   for (auto& [rank, failure] : take_lost()) {
     if (!lost_) lost_ = failure;
     report(rank, Lost{std::move(failure)});
@@ -248,7 +250,7 @@ void HostRelay::read_log(ByteView entries) {
     aggregator_.read(entry);
     try {
       read(entry);
-    } catch (const Error& error) {  // no memory for a set: this host and those below fail
+    } catch (const Error& error) {  // no memory for a set, so this host and those below fail
       const Failure why{error.code(), rank_on_host(setup_.topology.rank) + ": " + error.what()};
       log(LogLevel::kError, why.text);
       abort_below(why);
@@ -273,8 +275,9 @@ void HostRelay::report(Rank from, const Report& report) {
   aggregator_.receive(from, encoded_, now_ns());
 }
 
-// Reports a lost host below. If the host above was lost, aborts the hosts below. If a rank of this host died before,
-// that death is the cause: rank 0 has ended the job, and its Abort may have been lost with the connection.
+// Reports that a host below was lost. If the host above was lost, aborts the hosts below. If a rank of this host has
+// died earlier, its death is the cause: rank 0 has ended the job because of it, and rank 0's Abort may have been lost
+// with the connection.
 void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (over_) return;
   const Rank above = setup_.tree.parent;
@@ -285,7 +288,7 @@ void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (lost_) why = lost_;
   log(LogLevel::kError, why.text);
   abort_below(why);
-  // Informs the hosts above, if the connection still works upwards.
+  // Informs the hosts above, if the connection to them still works in this direction.
   report(setup_.topology.rank, Lost{std::move(why)});
 }
 
@@ -296,7 +299,7 @@ void HostRelay::abort_below(const Failure& why) {
   publish(encoded_);
 }
 
-// Informs the hosts below, because this leader will not pass on rank 0's Abort.
+// Informs the hosts below, because this leader will not pass on an Abort of rank 0.
 void HostRelay::leave(const Failure& why) {
   if (over_) return;
   abort_below({ErrorCode::kPeer, why.code == ErrorCode::kPeer

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of a host's leader: takes the reports of the host's ranks and distributes the log. Rank 0 also runs the
-// coordinator; other leaders pass reports up and the log down.
+// The work of a host's leader: it receives the reports of the host's ranks and distributes the log to them. Rank 0 also
+// runs the coordinator. The other leaders pass reports up and the log down.
 #pragma once
 
 #include <atomic>
@@ -24,55 +24,59 @@ namespace farandole {
 
 class HostController {
  public:
-  // Returns the size of the shared memory for a set's lane on this host.
+  // Returns the size of the shared memory that a set's lane needs on this host.
   using StagingSize = std::function<SegmentSize(SetId, const std::vector<Rank>&)>;
   struct Setup {
-    LeaderChannel channel;         // inside the host
-    HostChannel* hosts = nullptr;  // to other hosts; null: none
+    LeaderChannel channel;         // to the ranks of this host
+    HostChannel* hosts = nullptr;  // to other hosts; null if there are none
     HostTree tree;
     HostLinks& links;
     const Topology& topology;
     std::vector<std::string> host_names;  // by rank
     StagingSize staging_size;
-    std::vector<pid_t> pids;  // by rank; 0: on another host, or in another PID namespace
+    // By rank; 0 if the rank is on another host or in another PID namespace.
+    std::vector<pid_t> pids;
   };
   explicit HostController(Setup setup) : setup_(std::move(setup)) {}
   virtual ~HostController() = default;
 
-  // ---- Driver only. step() returns false if there was nothing to do.
+  // ---- Only the driver may call these. step() returns false if there was nothing to do.
   virtual bool step() = 0;
   virtual Deadline next_tick() const = 0;
-  // Call when the job has failed on this leader. Sends `why` to the ranks that get the log only from this leader.
+  // Call this when the job has failed on this leader. Sends `why` to the ranks that receive the log only through this
+  // leader.
   virtual void leave(const Failure& why) = 0;
-  // Returns the leader's own mapping of a set's memory. Call after share_staging().
+  // Returns the leader's own mapping of a set's memory. Call this after share_memory().
   Segment take_staging(SetId set);
-  // On rank 0, after step(): warnings about stalls, and ranks that were the last to be ready.
+  // For rank 0, after step(). Return warnings about stalls, and the ranks that were the last to be ready.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   const std::vector<Coordinator::LateRank>& late_ranks() const { return late_; }
 
-  // ---- Any thread
+  // ---- May be called from any thread
   bool has_work() const {
     return setup_.channel.has_report() || has_lost_ ||
            (setup_.hosts && setup_.hosts->has_message());
   }
-  // Reports the death of a rank on this host. The caller wakes the driver.
+  // Reports the death of a rank on this host. The caller must wake the driver.
   void lose(Rank rank, Failure failure);
 
  protected:
-  // Sends the entry to this host's ranks, and adds it to the next message for the hosts below.
+  // Sends the entry to the ranks of this host, and adds it to the next message for the hosts below.
   void publish(ByteView entry);
   void send_down();
-  // Call before sending a log entry. Sends the memory that the entry needs. Throws Error(kLibrary) if memory is short.
+  // Call this before sending a log entry. Sends the memory that the entry needs to the ranks of this host. Throws
+  // Error(kLibrary) if memory is short.
   void share_memory(const Entry& entry);
   std::vector<std::pair<Rank, Failure>> take_lost();
-  // "rank 3 on node7"
+  // Returns a text such as "rank 3 on node7".
   std::string rank_on_host(Rank rank) const;
-  // `how`: from HostChannel::drain().
+  // `how` is the text from HostChannel::drain().
   Failure host_is_gone(Rank leader, const std::string& how) const;
   const HostTree::Branch& branch_of(Rank leader) const;
   // Returns the failure that ends the job after an invalid message from `rank`.
   static Failure broke_protocol(Rank rank, const Error& error);
-  // Calls tell(rank, StackReport) for each of these ranks that is stopped on this host and so cannot answer.
+  // Calls tell(rank, StackReport) for those of the ranks that are on this host and cannot answer because they are
+  // stopped.
   template <class Tell>
   void answer_for_stopped(const std::vector<Rank>& ranks, Tell&& tell) {
     for (Rank rank : ranks) {
@@ -90,21 +94,22 @@ class HostController {
  private:
   void share_staging(SetId set, const std::vector<Rank>& ranks);
 
-  std::multimap<SetId, Segment> staging_;  // a pair may have one for CPU and one for GPU buckets
-  ByteString down_;                        // entries for the hosts below
+  // The leader's mappings, by set. A pair may have one for CPU buckets and one for GPU buckets.
+  std::multimap<SetId, Segment> staging_;
+  ByteString down_;  // entries to send to the hosts below
   std::mutex lost_mutex_;
   std::vector<std::pair<Rank, Failure>> lost_;
   std::atomic<bool> has_lost_{false};
 };
 
-// On rank 0: passes reports to the coordinator and publishes the coordinator's log.
+// The controller on rank 0. Passes reports to the coordinator and publishes the coordinator's log.
 class RootController final : public HostController {
  public:
   RootController(Coordinator::Settings settings, Setup setup);
 
   bool step() override;
   Deadline next_tick() const override { return Deadline::at(coordinator_.next_tick()); }
-  void leave(const Failure&) override {}  // step() has published the Abort
+  void leave(const Failure&) override {}  // nothing to send, because step() has published the Abort
 
  private:
   template <class Receive>
@@ -114,12 +119,12 @@ class RootController final : public HostController {
   bool prepare(Entry& entry);
 
   Coordinator coordinator_;
-  std::map<Rank, int> groups_;  // by child leader
+  std::map<Rank, int> groups_;  // number of each child leader's group in the coordinator
   std::vector<Entry> entries_;
   ByteString encoded_;
 };
 
-// On other leaders: passes reports up and the log down.
+// The controller on all other leaders. Passes reports up and the log down.
 class HostRelay final : public HostController {
  public:
   explicit HostRelay(Setup setup);
@@ -137,8 +142,9 @@ class HostRelay final : public HostController {
 
   Aggregator aggregator_;
   ByteString encoded_;
-  Failure lost_;       // the first death on this host
-  bool over_ = false;  // has read an Abort or Stop, or has lost the link to the host above
+  Failure lost_;  // the first death on this host
+  // True once this leader has read an Abort or Stop, or has lost the link to the host above.
+  bool over_ = false;
 };
 
 }  // namespace farandole

@@ -26,7 +26,7 @@ HostTree HostTree::of(Rank own, const std::vector<Rank>& node, int fan_out) {
   for (Rank r = 0; std::cmp_less(r, node.size()); ++r) {
     Rank leader = node[static_cast<size_t>(r)];
     while (leader >= 0 && up(leader) != own) leader = up(leader);
-    if (leader < 0) continue;  // not in a child's branch
+    if (leader < 0) continue;  // the rank is not in the branch of a child
     if (leader == r) tree.children.push_back({leader, {}});
     std::ranges::find(tree.children, leader, &Branch::leader)->ranks.push_back(r);
   }

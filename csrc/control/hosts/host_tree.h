@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tree of links between hosts' leaders. Each leader has at most kFanOut children; rank 0 is the root.
+// The tree of links between the leaders of hosts. Each leader has at most kFanOut children. Rank 0 is the root.
 #pragma once
 
 #include <vector>
@@ -12,14 +12,16 @@ struct HostTree {
   static constexpr int kFanOut = 32;
   struct Branch {
     Rank leader = 0;
-    std::vector<Rank> ranks;  // ranks of the leader's host and of all hosts below, ascending
+    std::vector<Rank> ranks;  // the ranks of the leader's host and of all hosts below, ascending
   };
-  Rank parent = -1;  // leader of the host above; -1: this is the root, or not a leader
+  // The leader of the host above; -1 for the root, or if this rank is not a leader.
+  Rank parent = -1;
   std::vector<Branch> children;
 
-  // For each rank, the rank that forwards its reports: its leader; for a leader, the leader above; for rank 0, -1.
+  // Returns for each rank the rank that forwards its reports. This is the leader of its host or, for a leader, the
+  // leader of the host above. For rank 0 it is -1.
   static std::vector<Rank> above(const std::vector<Rank>& node, int fan_out = kFanOut);
-  // Returns the tree as the leader `own` sees it. `node`: for each rank, the lowest rank on its host.
+  // Returns the tree as the leader `own` sees it. `node` holds, for each rank, the lowest rank on its host.
   static HostTree of(Rank own, const std::vector<Rank>& node, int fan_out = kFanOut);
 };
 
