@@ -77,7 +77,7 @@ typedef struct farandole_request {
   int32_t op;
   int32_t reduce_op;
   int32_t dtype;
-  int32_t device; /* -1: CPU memory; otherwise a CUDA device */
+  int32_t device; /* -1 for CPU memory, otherwise a CUDA device */
   /* World rank of the root. In a send, the receiver's rank. In a receive, the sender's rank, or -1 for any sender
    * that uses this tag. */
   int32_t root;
@@ -86,7 +86,7 @@ typedef struct farandole_request {
   double postscale;
   int32_t ndim;
   const int64_t* shape;
-  const void* input; /* C-contiguous; NULL: this rank receives, or contributes the identity */
+  const void* input; /* C-contiguous; NULL if this rank receives or contributes the identity */
   /* Memory for the result. In allreduce, broadcast and reduce, the output has the input's shape. In allgather, the
    * output has as many rows as the input for each member, so all inputs must have the same shape. In reducescatter,
    * the output has this rank's rows. Except in alltoall and scatter, the output may be the same memory as the input;
@@ -95,23 +95,23 @@ typedef struct farandole_request {
    * the result of an allgather, alltoall, reducescatter or scatter (see farandole_result), and other calls discard
    * their result. */
   void* output;
-  int32_t n_splits;      /* length of splits; 0: equal parts */
-  const int64_t* splits; /* alltoall, and scatter's root: rows for each member */
+  int32_t n_splits;      /* length of splits; 0 for equal parts */
+  const int64_t* splits; /* for alltoall and scatter's root: number of rows for each member */
   /* NULL for an unnamed call; unnamed calls match by their order. The name of a send or a receive is only shown to
    * users. */
   const char* name;
-  int32_t by_members; /* add_set, remove_set: 1 if only the ranks in the shape take part */
-  int64_t tag;        /* send, receive: not negative */
+  int32_t by_members; /* for add_set and remove_set: 1 if only the ranks in the shape take part */
+  int64_t tag;        /* for sends and receives; not negative */
   /* Source line of the call in the user's program, such as "train.py:12", or NULL if it is unknown. Ranks compare
    * the lines of unnamed calls: see FARANDOLE_CALL_SITES. */
   const char* site;
-  int32_t any_site; /* 1: ranks may make this call on different lines */
+  int32_t any_site; /* 1 if ranks may make this call on different lines */
 } farandole_request;
 
 /* Result of a finished call. shape and received stay valid until the calling thread next calls farandole_result_of. */
 typedef struct farandole_result {
   void* output;   /* the request's output, or memory that the handle owns until farandole_take */
-  int32_t absent; /* 1: no rank had an input; nothing was written */
+  int32_t absent; /* 1 if no rank had an input, so that nothing was written */
   int32_t ndim;
   const int64_t* shape; /* the shape of the output */
   int32_t n_received;
@@ -132,7 +132,7 @@ typedef struct farandole_world {
   /* Address of an MPI_Comm of these ranks in this order, which must stay valid until farandole_shutdown. NULL if
    * hosts do not communicate through MPI. */
   const void* mpi_comm;
-  int32_t number; /* of this world; each restart of the job increments it */
+  int32_t number; /* number of this world; each restart of the job increments it */
   /* FARANDOLE_KEY_BYTES bytes, derived from a secret and from all blobs. All ranks have the same key. When a socket
    * connects, both ends prove that they know the key. */
   const char* key;
@@ -142,7 +142,7 @@ typedef struct farandole_topology {
   int32_t rank, size;
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
-  int32_t homogeneous; /* 1: every host has the same number of ranks */
+  int32_t homogeneous; /* 1 if every host has the same number of ranks */
   int32_t world;       /* farandole_world.number */
 } farandole_topology;
 
@@ -152,7 +152,7 @@ typedef struct farandole_variable {
   const char* fallback; /* default, as text */
   const char* meaning;
   const char* value;  /* current value, as text */
-  int32_t job_wide;   /* 1: rank 0's value applies to all ranks */
+  int32_t job_wide;   /* 1 if rank 0's value applies to all ranks */
   const char* source; /* origin of the value: "default", "tuning file", "environment" or "rank 0" */
 } farandole_variable;
 
@@ -172,7 +172,7 @@ int32_t farandole_is_own_user(uint32_t user);
 int32_t farandole_stack_signal(void);
 /* Prepares stack reports. Call this once per process, before farandole_prepare. `signal` is the signal on which
  * Python writes its stacks to a pipe (0 for none), and `pipe` is the non-blocking read end of that pipe. `folders`
- * is a list of folders separated by ':'; their frames are omitted at the top of a stack. Install Python's handler
+ * is a list of folders separated by ':', whose frames are omitted at the top of a stack. Install Python's handler
  * afterwards. */
 void farandole_stacks(int32_t signal, int32_t pipe, const char* folders);
 /* Each of these functions writes a text about this process, one item per line and at most `capacity` bytes, and

@@ -161,7 +161,7 @@ std::span<T> span_of(T* first, int32_t count) {
   return {first, static_cast<size_t>(count)};
 }
 
-// Number of rows that fit into the caller's array.
+// Returns the number of rows that fit into the caller's array.
 inline size_t rows_in(int64_t capacity, size_t rows) {
   return std::min(rows, static_cast<size_t>(std::max<int64_t>(capacity, 0)));
 }

@@ -27,7 +27,7 @@ using Buffers = std::vector<const xla::Buffer*>;
               "this version of XLA makes a call that farandole can't read: " + what);
 }
 
-// All buffers except tokens, which have no bytes.
+// Returns all buffers except tokens, which have no bytes.
 Buffers buffers_of(const xla::Values& values) {
   Buffers found;
   if (!has(values)) unreadable("it passes no buffers");
@@ -189,7 +189,7 @@ class XlaCall {
     made.postscale = factors_[1];
     made.ndim = static_cast<int32_t>(shapes_[i].size());
     made.shape = shapes_[i].data();
-    made.input = this;  // any address that is not null: it marks that this rank has an input
+    made.input = this;  // any address that is not null, to show that this rank has an input
     made.name = name_.c_str();
     return made;
   }

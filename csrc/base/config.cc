@@ -242,7 +242,7 @@ double parse_seconds(const Variable& variable, const std::string& text) {
 
 // The settings file that `farandole tune` writes. Its lines have the form `NAME = VALUE`; `#` starts a comment.
 struct TuningFile {
-  std::string path;  // empty: there is none
+  std::string path;  // empty if there is none
   std::map<std::string, std::string> values;
 };
 

@@ -22,8 +22,8 @@ struct Config {
   int64_t staging_slots;
   int64_t cache_capacity;
   int64_t max_process_sets;
-  double stall_warn;   // seconds; 0: never
-  double stall_abort;  // seconds; 0: never
+  double stall_warn;   // seconds; 0 means never
+  double stall_abort;  // seconds; 0 means never
   double init_timeout;
   double shutdown_timeout;
   double peer_timeout;
@@ -40,7 +40,7 @@ struct Config {
   std::string gpu_order;
   std::string nccl_algo;
   // Settings that each rank has for itself
-  int64_t spin_us;  // -1: Spin decides from the number of cores
+  int64_t spin_us;  // -1 if Spin decides from the number of cores
   std::string priority;
   std::string log_level;
   std::string log_format;
@@ -51,7 +51,7 @@ struct Config {
   std::string nvrtc_library;
   std::string nvtx_library;
   std::string nvtx;      // if not empty, a profiler's timeline shows names
-  int64_t stack_signal;  // -1: the highest free real-time signal; 0: none
+  int64_t stack_signal;  // -1 for the highest free real-time signal, 0 for none
   // Settings that only the Python package reads
   std::string rendezvous;
   std::string job_secret;

@@ -51,7 +51,7 @@ struct DTypeTraits {
   uint64_t highest;  // infinity if the type has one
   uint64_t lowest;   // minus infinity if the type has one
   uint64_t
-      not_finite{};  // bits that are all ones only in NaN and infinity; 0: all values are finite
+      not_finite{};  // bits that are all ones only in NaN and infinity; 0 if all values are finite
 
   constexpr bool is_float() const { return kind == NumberKind::kFloat; }
   constexpr bool is_complex() const { return kind == NumberKind::kComplex; }

@@ -20,7 +20,7 @@ std::string printable(std::string_view text);
 
 struct LogLine {
   LogLevel level;
-  int rank;  // -1: not known yet
+  int rank;  // -1 if it is not known yet
   const std::string& host;
   const std::string& text;
   uint64_t left_out;  // lines dropped by the rate limit before this one
@@ -29,7 +29,8 @@ struct LogLine {
 using LogFormat = std::string (*)(const LogLine&);
 // "[rank 1 on node7] farandole warning: ...\n"
 std::string plain_line(const LogLine& line);
-// {"time_ns": since 1970, "level", "rank", "host", "pid", "text", "left_out" (if any)}, for log collectors.
+// A JSON object for log collectors, with the members "time_ns" (since 1970), "level", "rank", "host", "pid", "text"
+// and, if lines were dropped, "left_out".
 std::string json_line(const LogLine& line);
 LogFormat log_format_of(const std::string& name);
 
@@ -38,7 +39,7 @@ struct LogSettings {
   int rank = -1;
   std::string host;
   LogFormat format = plain_line;
-  int64_t per_second = 0;  // limit for lines below kError; 0: unlimited
+  int64_t per_second = 0;  // limit for lines below kError; 0 means unlimited
 };
 
 // Called by init(). Until then, the defaults apply.

@@ -26,7 +26,7 @@ struct ReduceOpTraits {
   bool sums = false;
   bool declared = false;  // the core only compares the op between ranks; Python computes the result
   bool divides = false;   // the sum is divided by the number of members
-  uint64_t DTypeTraits::* identity = nullptr;  // the neutral element; null: zero
+  uint64_t DTypeTraits::* identity = nullptr;  // the neutral element; null means zero
   int nccl = 0;                                // ncclRedOp_t for the element-wise step
 };
 

@@ -24,6 +24,6 @@ class SimulatedKernel {
   virtual void join(int thread) = 0;
 };
 
-inline SimulatedKernel* g_simulated_kernel = nullptr;  // null: the real kernel
+inline SimulatedKernel* g_simulated_kernel = nullptr;  // null means the real kernel
 
 }  // namespace farandole

@@ -17,8 +17,8 @@
 
 namespace farandole {
 
-// Lengths of a tensor's dimensions. Up to 5 dimensions need no allocated memory, because each call copies this object
-// often.
+// Lengths of a tensor's dimensions. Stores up to 5 of them without allocating memory, because each call copies this
+// object often.
 class Dimensions {
  public:
   Dimensions() = default;
@@ -53,7 +53,8 @@ using Rank = int32_t;   // rank in the world, unless a name says otherwise
 using SetId = int32_t;  // process set; 0 is the world
 
 constexpr SetId kWorldSet = 0;
-// A negative id belongs to a pair: a set of two ranks that their first message creates. Users never see pairs.
+// A negative id belongs to a pair: a set of two ranks, created by the first message between them. Users never see
+// pairs.
 constexpr bool is_pair(SetId set) { return set < kWorldSet; }
 constexpr Rank kAnyRank = -1;
 constexpr int32_t kCpuDevice = -1;
@@ -65,7 +66,7 @@ std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
 constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
 std::vector<int> numbers_below(int count);                 // 0, 1, ... count - 1
-int index_in(std::span<const Rank> ascending, Rank rank);  // -1: not found
+int index_in(std::span<const Rank> ascending, Rank rank);  // -1 if it is not found
 
 // The parameters of a call on which all ranks must agree. A rank reports the parameters once per name, and later only
 // the id of that name. If the first dimension may differ between ranks (CollectiveTraits::ragged), it is -1 here.

@@ -177,7 +177,7 @@ void reduce_integers(void* out, const void* const* in, int n, size_t count, cons
   }
 }
 
-template <class Cpu, class Op>  // ignores factors: kernels.cc refuses them
+template <class Cpu, class Op>  // ignores factors, which kernels.cc refuses
 void reduce_booleans(void* out, const void* const* in, int n, size_t count, const Factors&) {
   Tiles<Cpu, Boolean<Cpu>, Op, Keep<Cpu>>::run(out, in, n, count, {});
 }

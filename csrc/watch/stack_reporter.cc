@@ -27,9 +27,9 @@ constexpr size_t kMaxText = 4000;  // maximum size of a report, in bytes
 // Maximum number of bytes to read; the default capacity of a pipe.
 constexpr size_t kMaxStacks = 65536;
 constexpr size_t kMaxThreads = 8;  // number of threads whose states are reported
-// How long to wait for the first line. The main thread may be in a system call that delays the signal.
+// Longest wait for the first line. The main thread may be in a system call that delays the signal.
 constexpr std::chrono::milliseconds kFirstLine{500};
-// How long to wait for another line. Python does not mark the end of its output, so a longer pause counts as the end.
+// Longest wait for a further line. Python does not mark the end of its output, so a longer pause counts as the end.
 constexpr std::chrono::milliseconds kNextLine{100};
 
 void do_nothing(int) {}

@@ -43,7 +43,7 @@ class SocketLinks final : public HostLinks {
   Segment receive(SetId set, Deadline deadline) override;
   // All ranks of the host must call this function, each with one descriptor. Returns all descriptors, by local rank.
   std::vector<Fd> share(int fd, Deadline deadline);
-  // Returns when all ranks of the host have called it.
+  // Returns when all ranks of the host have called this function.
   void barrier(Deadline deadline);
 
   bool leads() const { return leads_; }

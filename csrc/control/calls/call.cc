@@ -329,7 +329,7 @@ void Call::put_off(Rank from, const Report& report) {
 }
 
 void Call::refuse(int member, Failure failure) {
-  // In a by_members() call, the lists of other members may not contain this rank.
+  // In a by_members() call, this rank may be missing from the lists of the other members.
   if (!by_members(request())) take(member);
   arrived_.insert(member);
   terms_.refuse(member, std::move(failure));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call in flight, as the coordinator knows it: the members that have reported it, their inputs, and if they agree.
+// One call in flight, as the coordinator knows it: which members have reported it, which inputs they have, and if their
+// requests agree.
 #pragma once
 
 #include <optional>
@@ -77,7 +78,7 @@ using RanksByValue = std::vector<std::pair<std::string, std::vector<Rank>>>;
 // Returns a text such as "(3, 4) on rank 0, (4, 3) on ranks 1-2".
 std::string text_of(const RanksByValue& opinions);
 
-// The requests of a call's members, and if these requests agree.
+// Collects the requests of a call's members and checks if they agree.
 class Terms {
  public:
   // Starts with the request of the first report. If the report has an id, `defined` is the request for which the id
@@ -138,7 +139,7 @@ class Terms {
 // failed early stays open until all members have reported.
 class Call {
  public:
-  // `defined`: see Terms::begin().
+  // See Terms::begin() for `defined`.
   void open(CallKey key, uint32_t id, const Request* defined, const Request& request, int members,
             int64_t now_ns);
   void close();
@@ -176,7 +177,7 @@ class Call {
     terms_.add(member, request, arrived_);
     takes_plain_ = false;
   }
-  // Counts a member as arrived that has joined, has left or does not take part.
+  // Counts as arrived a member that has joined, has left or does not take part.
   void arrive_joined(int member);
   // Takes a member's refusal. The call fails once all members have reported.
   void refuse(int member, Failure failure);

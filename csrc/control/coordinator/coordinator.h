@@ -40,22 +40,23 @@ class Coordinator {
   void receive_all(int group, const Report& report, int64_t now_ns);
   // Call this if a rank has died or cannot continue. The job then fails with this failure.
   void lose(Rank rank, Failure failure);
-  // Call this after replacing a published entry by an Abort. The effect is the same as if the coordinator had written
+  // Call this after replacing a published entry with an Abort. The effect is the same as if the coordinator had written
   // the Abort.
   void stop_deciding() { broken_ = true; }
   // Checks for stalls. Call this when the time next_tick() has come.
   void tick(int64_t now_ns);
   int64_t next_tick() const;  // INT64_MAX if nothing waits
 
-  // Replaces the content of `log` by the new entries, in order. Call this after a batch of reports, so that calls that
-  // became ready in the batch can share a bucket.
+  // Replaces the content of `log` with the new entries, in order. Call this after a batch of reports, so that calls
+  // that became ready in the batch can share a bucket.
   void publish(std::vector<Entry>& log);
   // Removes a process set that publish() has just opened, because there is no memory for the set.
   void withdraw_set(SetId id) { shared_.sets.erase(id); }
   // Returns the messages to users about stalls since the previous call of this function.
   std::vector<std::string> take_notices() { return shared_.outbox.take_notices(); }
-  // Replaces the content of `into` by the ranks that were the last to report a call. There is one element for each call
-  // that was completed since the previous take_late_ranks(). Calls that were completed by receive_all() may be missing.
+  // Replaces the content of `into` with the ranks that were the last to report a call. There is one element for each
+  // call that was completed since the previous take_late_ranks(). Calls that were completed by receive_all() may be
+  // missing.
   void take_late_ranks(std::vector<LateRank>& into) { shared_.outbox.take_late_ranks(into); }
 
   // For tests and metrics.

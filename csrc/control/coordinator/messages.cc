@@ -44,8 +44,8 @@ Failure mismatch(const Posted& sent, const Posted& received) {
                                     "device, or give different messages different tags"};
 }
 
-// Returns the reason why no rank can match this post any more, or kOk if a rank can. Ranks that have joined can still
-// match it later, once another rank's leave has ended their joins.
+// Returns the reason why no rank can match this post any more, or kOk if a rank can. A rank that waits in join() cannot
+// match the post, but it can once the leave of another rank has ended its join.
 Failure hopeless(const SetState& set, const Posted& posted) {
   std::vector<Rank> joined, left;
   for (int m = 0; m < set.members(); ++m) {

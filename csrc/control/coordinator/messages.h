@@ -16,7 +16,7 @@ class Messages {
 
   // Throws Error(kInternal) if a correct rank would not send the post.
   void post(Rank from, const Post& post, int64_t now_ns);
-  // Call this when a member has joined. Makes those posts in the set fail that no rank can match any more.
+  // Call this when a member has joined. Makes posts in the set fail if no rank can match them any more.
   void join(const SetState& set);
   // Call this when a member has left. Does the same as join(), and also makes the member's own posts in the set fail.
   void leave(const SetState& set, Rank from);

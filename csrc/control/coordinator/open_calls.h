@@ -72,8 +72,8 @@ class PostTable {
   uint64_t arrivals_ = 0;
 };
 
-// A request that has an id. If there are too many, the coordinator evicts the least recently used definition. The id of
-// an evicted definition is free once all ranks have dropped it.
+// A request that has an id. If there are too many definitions, the coordinator evicts the least recently used of them.
+// The id of an evicted definition is free once all ranks have dropped it.
 struct Definition {
   uint32_t id = 0;
   int uses = 0;            // number of calls in flight
@@ -101,7 +101,7 @@ class Registry {
   // Call this when `rank` has dropped this id. The id is free once all ranks have dropped it.
   void forgot(uint32_t id, Rank rank);
 
-  // For stall checks.
+  // Used for stall checks.
   template <class Visitor>
   void for_each(Visitor&& visit) {
     for (auto& definition : table_) {
@@ -133,7 +133,7 @@ class OpenCalls {
   Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence) {
     return request.name.empty() ? unnamed_slot(set, sequence) : definition.call;
   }
-  // Opens a call at its first report. Counts the members as arrived for which the call need not wait.
+  // Opens a call at its first report. Counts as arrived the members for which the call need not wait.
   void open(SetState& set, Definition& definition, Call& call, const Request& request,
             uint64_t sequence, int64_t now_ns);
   // Ends a call. An unnamed call stays in its slot until drop_finished().

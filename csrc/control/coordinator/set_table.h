@@ -34,7 +34,7 @@ class Outbox {
   void write_something() {
     if (log_.empty()) write(Answer{});
   }
-  // Makes a call fail that a rank reports too late. Every rank reads every entry, so one entry answers one late report
+  // Makes a call fail if a rank reports it too late. Every rank reads every entry, so one entry answers one late report
   // of each rank. A batch therefore needs only as many entries as the largest number of late reports from a single
   // rank.
   void fail_late(Rank from, const CallKey& key, const Failure& failure) {
@@ -46,7 +46,7 @@ class Outbox {
   void notice(std::string text) { notices_.push_back(std::move(text)); }
   void came_last(Rank rank, int64_t after_ns) { late_ranks_.push_back({rank, after_ns}); }
 
-  // Replaces the content of `log` by the entries, in order. Ends the batch.
+  // Replaces the content of `log` with the entries, in order. Ends the batch.
   void take(std::vector<Entry>& log) {
     log.clear();
     log.swap(log_);

@@ -169,9 +169,9 @@ void RootController::hear(Rank child, ByteView message) {
   }
 }
 
-// Shares the memory that the entry needs. If memory is short, replaces an OpenSet by a Fail. For a pair, however, calls
-// follow the OpenSet at once. The OpenSet of a pair is therefore replaced by an Abort, which ends the job, and the
-// function returns false.
+// Shares the memory that the entry needs. If memory is short, replaces an OpenSet with a Fail. For a pair, however,
+// calls follow the OpenSet at once. The OpenSet of a pair is therefore replaced with an Abort, which ends the job, and
+// the function returns false.
 bool RootController::prepare(Entry& entry) {
   try {
     share_memory(entry);

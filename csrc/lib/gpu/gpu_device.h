@@ -57,7 +57,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   ~GpuDevice();
 
   // Makes the device's context current in this thread. Also allows this thread to make calls that another thread's
-  // capture would forbid. Does not throw: if the context is gone, the CUDA calls in the scope fail.
+  // capture would otherwise forbid. Does not throw: if the context is gone, the CUDA calls in the scope fail.
   class Scope {
    public:
     explicit Scope(const GpuDevice& device);

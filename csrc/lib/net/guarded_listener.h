@@ -38,9 +38,9 @@ class GuardedListener {
   void forget(size_t callers) { most_ -= callers; }
 
   // Accepts a limited number of pending connections, so that a flood of strangers cannot hold the calling thread. Then
-  // calls undecided(connection) for each connection. If it returns false, drops the connection: the connection was
-  // invalid, or its proof was accepted and it was moved elsewhere. Throws Error(kLibrary) if the process has no
-  // descriptor left and there is no unauthenticated connection to drop.
+  // calls undecided(connection) for each connection. If undecided() returns false, drops the connection, which was
+  // either invalid or proved and moved elsewhere. Throws Error(kLibrary) if the process has no descriptor left and
+  // there is no unauthenticated connection to drop.
   template <class Judge>
   void admit(Judge&& undecided) {
     const auto judge = [&] {

@@ -43,8 +43,8 @@ struct TcpPeer {
 
 class TcpListener {
  public:
-  // Listens on all interfaces. addresses_of() (interfaces.h) chooses the interfaces whose addresses address() contains.
-  // If listening fails, the port in address() is 0.
+  // Listens on all interfaces, but address() contains only the addresses that addresses_of() (interfaces.h) chooses. If
+  // listening fails, the port in address() is 0.
   explicit TcpListener(const std::string& interface = "");
   const TcpAddress& address() const { return address_; }
 

@@ -11,8 +11,8 @@ namespace farandole {
 
 class DynamicLibrary {
  public:
-  // Returns the first library of `names` that is already loaded, otherwise the first that can be loaded. Stores the
-  // loader's errors in `error`.
+  // Returns the first library of `names` that is already loaded, otherwise the first that can be loaded. If `error` is
+  // given, stores the loader's errors there.
   static std::optional<DynamicLibrary> try_open(const std::vector<std::string>& names,
                                                 std::string* error = nullptr);
   // Like try_open(), but on failure throws Error(kLibrary) with "cannot load `what`", the reason and `remedy`.

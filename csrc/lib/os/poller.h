@@ -29,7 +29,7 @@ class Poller {
   // `changed`, which must outlive the socket. If `changed` is null, collect() makes has_news() true instead. Call
   // watch() on the driver, or before the driver starts. Returns false and sets errno if the kernel refused.
   [[nodiscard]] bool watch(int fd, bool* changed = nullptr);
-  // Reads the changes since the last call. Only the driver may call it, has_news() and take_news().
+  // Reads the changes since the last call. Only the driver may call this function, has_news() and take_news().
   void collect();
   bool has_news() const { return news_; }
   void take_news() { news_ = false; }
