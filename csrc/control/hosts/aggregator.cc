@@ -10,7 +10,7 @@
 namespace farandole {
 namespace {
 
-// True if earlier reports of the rank do not change the meaning of this report.
+// True if the meaning of this report does not depend on earlier reports of the rank.
 bool free_of_order(const Report& report) {
   return says_ready(report) || std::holds_alternative<Done>(report) ||
          std::holds_alternative<Post>(report) || std::holds_alternative<StackReport>(report) ||
@@ -54,7 +54,8 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
   }
 }
 
-// Handles each id separately, so that reports of one call are merged even if ranks batch their calls differently.
+// Handles each id separately, so that the reports of a call are merged even if ranks combine their calls into different
+// batches.
 void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now_ns) {
   many.ids.for_each([&](uint32_t id) {
     const KnownCall* call = known(id);
@@ -101,7 +102,7 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Sender& sende
   record(who, bytes);
 }
 
-// Returns null if the call has no id, or this host has not read the id's Define yet.
+// Returns null if the call has no id, or if this host has not yet read the Define of the id.
 const Aggregator::KnownCall* Aggregator::known(uint32_t id) const {
   auto found = ids_.find(id);
   return found == ids_.end() ? nullptr : &found->second;
@@ -123,7 +124,7 @@ const std::vector<Rank>& Aggregator::members_of(Sender& sender, const KnownCall*
   return who;
 }
 
-// Returns nullopt if the report is not about one call, or if its call has a name without an id.
+// Returns nullopt if the report is not about a single call, or if its call has a name but no id.
 std::optional<Aggregator::Key> Aggregator::key_of(const Report& report,
                                                   const KnownCall* call) const {
   const auto* ready = std::get_if<Ready>(&report);
@@ -141,14 +142,15 @@ std::optional<Aggregator::Key> Aggregator::find_key(const CallKey& key) const {
   return id == names_.end() ? std::nullopt : std::optional(Key{key.set, id->second, 0});
 }
 
-// Call for ranks that have made a new call: their users no longer wait.
+// Call this for ranks that have made a new call, because their users no longer wait.
 void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
   if (expediting_.empty()) return;
   for (Rank rank : ranks) expediting_.erase(rank);
 }
 
-// True if the report goes up at once. No report of the same call may then wait for it, even if it could wait by itself:
-// ranks may report one call before and after its Define, or before and after a failure.
+// True if the report goes up at once. In this case, no report of the same call may wait for it, even if that report
+// could wait by itself: some ranks may report a call before its Define and others after it, or some before a failure
+// and others after it.
 bool Aggregator::passes(const KnownCall* call, const Key& key) {
   if (early_.contains(key)) return true;
   if (call && !leaving_ && !sets_.at(call->set).straight) return false;
@@ -168,7 +170,8 @@ void Aggregator::read_end(const Entry& entry) {
   }
 }
 
-// Call when all ranks have made this call, and thus all unnamed calls before it. Later reports are about later calls.
+// Call this when all ranks have made this call, and thus all unnamed calls before it. Later reports are about later
+// calls.
 void Aggregator::end(SetId set, uint32_t id, uint64_t sequence) {
   if (ids_.at(id).named()) {
     early_.erase({set, id, 0});
@@ -185,7 +188,8 @@ void Aggregator::read_define(const Define& define) {
   if (call.named()) names_[{call.set, call.name}] = define.id;
 }
 
-// Ranks that have read the Forget report the call without its id, so no report by the id may wait for theirs.
+// Ranks that have read the Forget report the call without its id, so no report that contains the id may wait for the
+// reports of these ranks.
 void Aggregator::read_forget(uint32_t id) {
   const KnownCall& call = ids_.at(id);
   if (const auto name = names_.find({call.set, call.name}); name != names_.end()) {
@@ -201,7 +205,7 @@ Aggregator::Held& Aggregator::hear(const Key& key, const std::vector<Rank>& rank
   return held;
 }
 
-// Releases the reports of a call if all members below have reported it, in any form.
+// Releases the reports of a call if all members below have reported the call, in any form.
 void Aggregator::release_if_whole(const Key& key, const Held& held) {
   const SetBelow& whole = sets_.at(key.set);
   if (std::cmp_less(held.heard, whole.ranks.size())) return;
@@ -220,7 +224,8 @@ void Aggregator::release(const Key& key, const Held& held, const SetBelow* whole
   record_ready(ranks, key.id);
 }
 
-// Sends the reports of a call up although other members below may not have reported it, and later reports at once.
+// Sends the reports of a call up, although other members below may not have reported it yet. Later reports of the call
+// then go up at once.
 void Aggregator::release_early(Key key) {
   if (const auto held = held_.extract(key)) release(key, held.mapped(), nullptr);
   early_.insert(key);
@@ -230,7 +235,7 @@ void Aggregator::release_all() {
   while (!held_.empty()) release_early(held_.begin()->first);
 }
 
-// Records that a call is ready. Such records may be reordered, but other records stay behind them.
+// Records that a call is ready. The order of such records may change, but not relative to other records.
 void Aggregator::record_ready(const std::vector<Rank>& ranks, uint32_t id) {
   expedite_sent_ = false;
   IdRuns& ids = ready_[ranks];
@@ -262,7 +267,8 @@ void Aggregator::write(const std::vector<Rank>& ranks, ByteView report) {
   out.put_bytes(report);
 }
 
-// Sends Expedite after the ranks' Ready reports, because a Ready tells the host above that its rank does not wait.
+// Sends Expedite after the Ready reports of the ranks, because a Ready tells the host above that the user of this rank
+// does not wait.
 void Aggregator::tell_expedite() {
   if (!gathers_above_ || expediting_.empty() || std::exchange(expedite_sent_, true)) return;
   ByteString expedite;
@@ -288,7 +294,7 @@ void Aggregator::read(const Entry& entry) {
   if (auto* open = std::get_if<OpenSet>(&entry)) {
     std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));
   }
-  // Late reports of a closed set go up at once.
+  // The late reports of a closed set go up at once.
   if (auto* close = std::get_if<CloseSet>(&entry)) sets_.at(close->set).straight = true;
   if (auto* joined = std::get_if<Joined>(&entry); joined && sets_.contains(joined->set)) {
     sets_.at(joined->set).straight = false;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combines the reports of a host's ranks and of the hosts below into records for the host above: equal reports become
-// one record, and several calls one record of ids. A pure state machine: reports, log entries and the time go in,
-// records come out. To save messages, it sends the reports of a call together, and calls in batches. It forwards at
-// once the first report after a pause, and reports for which a user waits.
+// Combines the reports of a host's ranks, and of the hosts below, into records for the host above. Equal reports become
+// a single record, and several calls become a single record of ids. The Aggregator is a pure state machine: it takes
+// reports, log entries and the time, and returns records. To save messages, it sends the reports of a call together,
+// and sends calls in batches. However, it forwards at once the first report after a pause, and reports for which a user
+// waits.
 #pragma once
 
 #include <cstdint>
@@ -18,39 +19,43 @@
 
 namespace farandole {
 
-// Calls `visit` for each record of a message. Empty `ranks`: all ranks below that are members of the call's set. Throws
-// Error(kInternal) if a rank is not in `below` (ascending).
+// Calls `visit` for each record of a message. If `ranks` is empty, the record is for all ranks below that are members
+// of the call's set. Throws Error(kInternal) if a rank is not in `below`, which must be ascending.
 using RecordVisitor = std::function<void(const std::vector<Rank>& ranks, ByteView report)>;
 void for_each_record(ByteView message, const std::vector<Rank>& below, const RecordVisitor& visit);
 
-// Driver only. Order: receive() and read() in any order, then take().
+// Only the driver may call these functions. Call receive() and read() in any order, then take().
 class Aggregator {
  public:
-  // Longest time for which reports of a call wait here for other ranks' reports. Separate reports cost the root more,
-  // and their only use is to name missing ranks. Later reports of such a call go up at once: see early_.
+  // Longest time for which the reports of a call wait here for the reports of other ranks. Sending them separately
+  // costs the root more, and only serves to name the missing ranks. Later reports of such a call go up at once (see
+  // early_).
   static constexpr int64_t kPatienceNs = 50'000'000;
 
-  // Limits of the time between two batches. That time doubles with each batch; a pause of twice the longest resets it.
+  // Limits of the time between two batches. This time doubles with each batch. A pause of twice the longest time resets
+  // it to the shortest time.
   static constexpr int64_t kShortestGatherNs = 250'000;
   static constexpr int64_t kLongestGatherNs = 10'000'000;
 
-  // `size`: of the world. `below`: ranks of this host and of hosts below, ascending. `gathers_above`: the host above
-  // has an Aggregator.
+  // `size` is the number of ranks in the world. `below` holds the ranks of this host and of the hosts below, in
+  // ascending order. `gathers_above` is true if the host above has an Aggregator.
   Aggregator(int size, std::vector<Rank> below, bool gathers_above = false);
 
-  // `ranks`: the reporting ranks. Empty: all members of the call's set in `child`, the branch of a child (HostTree).
+  // `ranks` are the ranks that report. If it is empty, all members of the call's set in `child` report. `child` is the
+  // branch of a child (HostTree).
   void receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child, ByteView report,
                int64_t now_ns);
   void receive(Rank from, ByteView report, int64_t now_ns) { receive({from}, {}, report, now_ns); }
-  // Reads log entries on their way down.
+  // Reads log entries on their way down to the ranks.
   void read(const Entry& entry);
   void tick(int64_t now_ns);
-  int64_t next_tick() const;  // INT64_MAX: nothing waits
-  // Returns the message for the host above; empty: none yet.
+  int64_t next_tick() const;  // INT64_MAX if nothing waits
+  // Returns the message for the host above, or "" if there is nothing to send yet.
   ByteString take(int64_t now_ns);
 
  private:
-  // Key of a call. Named: id, and sequence 0. Unnamed: id 0, and sequence: ranks may report it by different ids.
+  // Key of a call. A named call has its id and the sequence 0. An unnamed call has the id 0 and its sequence, because
+  // ranks may report it with different ids.
   struct Key {
     SetId set;
     uint32_t id;
@@ -58,29 +63,31 @@ class Aggregator {
     auto operator<=>(const Key&) const = default;
   };
   struct Held {
-    int heard = 0;            // ranks that have reported it
-    std::vector<Rank> plain;  // ranks with plain contributions, which are equal
-    ByteString report;        // the report of `plain`; empty: the id suffices
+    int heard = 0;            // number of ranks that have reported the call
+    std::vector<Rank> plain;  // ranks with plain contributions, all of which are equal
+    ByteString report;        // the report of the ranks in `plain`; empty if the id suffices
     std::vector<std::pair<std::vector<Rank>, ByteString>> others;
     int64_t since_ns = 0;
   };
   struct SetBelow {
-    std::vector<Rank> ranks;  // members below, ascending
-    bool straight = false;    // forward reports at once: a member has joined, or the set is closed
+    std::vector<Rank> ranks;  // the members below, ascending
+    // True if reports must be forwarded at once, because a member has joined or the set is closed.
+    bool straight = false;
   };
-  // Forgotten ids stay known, because hosts below that have not read the Forget may still report for all their ranks.
+  // Forgotten ids stay known, because hosts below that have not yet read the Forget may still report such an id for all
+  // their ranks.
   struct KnownCall {
     SetId set = kWorldSet;
-    std::string name;  // empty: unnamed
+    std::string name;  // empty for an unnamed call
     bool named() const { return !name.empty(); }
   };
   using KnownById = std::map<uint32_t, KnownCall>;
 
-  // Sender of a report, as in receive().
+  // The sender of a report. See receive() for `ranks` and `child`.
   struct Sender {
     const std::vector<Rank>& ranks;
     const std::vector<Rank>& child;
-    // Cache: the last set, and its members in `child`.
+    // A cache that holds the last set and the members of this set in `child`.
     const SetBelow* set = nullptr;
     std::vector<Rank> members = {};
   };
@@ -113,23 +120,24 @@ class Aggregator {
   std::vector<Rank> below_;
   std::map<SetId, SetBelow> sets_;
   KnownById ids_;
-  std::map<std::pair<SetId, std::string>, uint32_t> names_;  // ids by name, without forgotten ones
-  bool leaving_ = false;  // a rank leaves: forward everything at once
+  std::map<std::pair<SetId, std::string>, uint32_t> names_;  // ids by name, except forgotten ids
+  bool leaving_ = false;  // a rank leaves, so everything is forwarded at once
   std::map<Key, Held> held_;
-  // Calls whose reports go up at once, until all ranks have made such a call (Run or Result): a report has gone up
-  // without the others, or the call has failed. A report that crosses a Fail may mean the call before it or the next
-  // one, so a Fail never puts an end to this. Forgotten ids are here until they are defined again.
+  // Calls whose reports go up at once, either because a report of the call has gone up without the others or because
+  // the call has failed. This lasts until all ranks have made such a call (Run or Result). A Fail never ends it,
+  // because a report that crosses the Fail may be about the failed call or about the next call. A forgotten id stays
+  // here until it is defined again.
   std::set<Key> early_;
-  ByteString out_;                             // records
-  std::map<std::vector<Rank>, IdRuns> ready_;  // ids by ranks: each element will be a record
+  ByteString out_;                             // records for the next message
+  std::map<std::vector<Rank>, IdRuns> ready_;  // ids by ranks; each element will become a record
 
   const bool gathers_above_;
-  bool asked_ = false;         // has asked rank 0 for a sign of life; still no entry
-  bool urgent_ = false;        // out_ has records that are not about ready calls
+  bool asked_ = false;   // has asked rank 0 for a sign of life, and has not read an entry since
+  bool urgent_ = false;  // out_ has records that are not about ready calls
   std::set<Rank> expediting_;  // ranks whose users wait
-  bool expedite_sent_ = true;  // the host above knows them
+  bool expedite_sent_ = true;  // the host above knows these ranks
   int64_t gather_ns_ = kShortestGatherNs;
-  int64_t sent_ns_ = -2 * kLongestGatherNs;  // never
+  int64_t sent_ns_ = -2 * kLongestGatherNs;  // initially, no message has been sent yet
 };
 
 }  // namespace farandole
