@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -33,11 +34,9 @@ def own_folders() -> list[str]:
 
 def version(package: str) -> str:
     """Returns the version of a package, or "" if it is not installed."""
-    from importlib import metadata  # imported late: it imports much
-
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
         return ""
 
 

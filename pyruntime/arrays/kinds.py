@@ -13,11 +13,10 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from farandole.arrays.buffers import Buffer
 
 Shape = tuple[int, ...]
@@ -152,8 +151,6 @@ def _of_numbers() -> str:
 
 @functools.cache
 def _adapters() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # imported late: it imports much
-
     return {entry.name: entry for entry in entry_points(group="farandole.adapters")}
 
 

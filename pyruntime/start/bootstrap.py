@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from importlib.metadata import entry_points
 from typing import Any
 
 from farandole._library import lib
@@ -318,8 +319,6 @@ def _of_torchrun(seconds: float) -> Bootstrap:
 
 
 def _between_hosts(seconds: float) -> Bootstrap:
-    from importlib.metadata import entry_points  # imported late: it imports much
-
     torchrun.check()
     (meeting,) = entry_points(group="farandole.meetings", name="torchrun")
     try:
