@@ -80,6 +80,7 @@ def join(
     error once all have joined.
 
     - device: ignored. It exists for compatibility with Horovod.
+    - process_set: the ranks that take part, by default all.
     - timeout: seconds until the wait raises StallError. The join then continues. The join itself
       ends with StallError if no rank has made a call for FARANDOLE_STALL_ABORT seconds.
 
