@@ -17,20 +17,20 @@ HostMap host_map(const Topology& topology, const std::vector<Rank>& ranks) {
   return HostMap(host);
 }
 
-// Unique number of a set's wire, equal on all members.
+// Returns the unique number of a set's wire, which is the same on all members.
 uint64_t wire_number(SetId id, Feeds feeds) {
   const int64_t set = is_pair(id) ? -2 * int64_t{id} - 1 : 2 * int64_t{id};
   return 2 * static_cast<uint64_t>(set) + static_cast<uint64_t>(feeds);
 }
 
-// Block size before the number of members is taken into account. A pair's messages are as fast with small blocks, which
-// need less memory.
+// Returns the block size that is wanted before the number of members is taken into account. A pair's messages are as
+// fast with small blocks, which need less memory.
 size_t usual_block_bytes(size_t wanted, SetId id) {
   constexpr size_t kMostOfPair = 256 << 10;
   return is_pair(id) ? std::min(wanted, kMostOfPair) : wanted;
 }
 
-// The configured block size, raised if necessary so that ShmSchedule can cut a block for this number of members.
+// Returns the configured block size, raised if necessary so that ShmSchedule can cut a block for so many members.
 size_t shm_block_bytes(const Config& config, SetId id, int members) {
   const size_t least = ShmSchedule::kAlignment * static_cast<size_t>(members);
   const size_t usual = usual_block_bytes(static_cast<size_t>(config.block_bytes), id);
@@ -42,8 +42,8 @@ struct HierarchicalBlocks {
   int slots;
 };
 
-// Uses smaller blocks and more slots than inside a host, so that some blocks are sent while others are reduced. With
-// many hosts, uses larger blocks, so that a host's chunk of a stripe is not tiny.
+// Uses smaller blocks and more slots than inside a host, so that some blocks are sent while others are reduced. In jobs
+// of many hosts, uses larger blocks instead, so that a host's chunk of a stripe is not tiny.
 HierarchicalBlocks hierarchical_blocks(const Config& config, SetId id, const HostMap& hosts) {
   constexpr size_t kSmaller = 2, kMore = 4;
   constexpr size_t kChunk = 4096, kManyHosts = 2 << 20;
@@ -76,7 +76,7 @@ SegmentSize BackendFactory::staging_size(SetId id, const std::vector<Rank>& rank
                                            blocks.sizes.block_bytes, blocks.slots);
 }
 
-// Ranks with their hosts, for error texts.
+// Returns the ranks with their hosts, for error texts.
 std::vector<std::string> BackendFactory::names_of(const ProcessSet& set) const {
   std::vector<std::string> names;
   for (const Rank rank : set.ranks) {

@@ -20,12 +20,12 @@ class BackendFactory {
                  std::function<PhaseWatch(SetId)> phases_of)
       : config_(config), topology_(topology), fabric_(fabric), phases_of_(std::move(phases_of)) {}
 
-  // Size of the shared memory that a set of these ranks needs on this host. A pair's memory is allocated on use.
+  // Size of the shared memory that a set of these ranks needs on this host. A pair's memory is allocated on first use.
   SegmentSize staging_size(SetId id, const std::vector<Rank>& ranks) const;
-  // Opens the backend of `set`, which contains this rank. `staging`: memory that the set's members on this host share.
+  // Opens the backend of `set`, which contains this rank. The set's members on this host share the memory `staging`.
   std::unique_ptr<Backend> open_backend(SetId id, const ProcessSet& set, Segment& staging,
                                         Feeds feeds) const;
-  // nullptr: the members are not all on this host, are too few or too many, or the set is a pair.
+  // Returns nullptr if the members are not all on this host, are too few or too many, or if the set is a pair.
   std::shared_ptr<Cell> open_cell(SetId id, const ProcessSet& set,
                                   const std::shared_ptr<Segment>& staging, Spin spin) const;
 

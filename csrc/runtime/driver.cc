@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kAnswerNs = 1'500'000'000;  // a running rank 0 may need this long to answer
 
-// Records how long a caller blocks. An interrupted and repeated wait counts once.
+// Records how long a caller blocks. A wait that is interrupted and repeated counts as one wait.
 struct RecordedWait {
   Recorder& recorder;
   bool over = true;
@@ -25,7 +25,7 @@ struct RecordedWait {
   ~RecordedWait() { recorder.wait_ends(over); }
 };
 
-// Registers the handles for which a user waits. With FARANDOLE_GPU_ORDER=program, buckets are launched only then.
+// Registers the handles for which a user waits. With FARANDOLE_GPU_ORDER=program, buckets are launched only meanwhile.
 struct Wanted {
   GpuBuckets& gpu;
   std::span<const Handle> handles;
@@ -38,8 +38,8 @@ struct Wanted {
 
 }  // namespace
 
-// Held by the driving thread. Its destructor stops driving. If work is left, or the background thread would sleep past
-// the next tick, the destructor also wakes the thread that should drive now.
+// Held by the driver. When the Role is destroyed, the thread stops being the driver. If work is left, or if the
+// background thread would sleep past the next tick, the destructor also wakes the thread that should drive now.
 struct Driver::Role {
   Driver& driver;
   ~Role() {
@@ -48,8 +48,8 @@ struct Driver::Role {
   }
 };
 
-// Wakes the leader to read this rank's reports. If this rank is the leader, this thread tries to read them at once,
-// which often saves a wake-up.
+// Wakes the leader so that it reads this rank's reports. If this rank is the leader, this thread tries to read them
+// itself at once, which often saves a wake-up.
 void Driver::after_submit() {
   if (!setup_.calls.take_news()) return;
   if (!setup_.leads) return setup_.channel.wake_leader();
@@ -58,15 +58,15 @@ void Driver::after_submit() {
   guarded([this] { return setup_.engine.control_step(); });
 }
 
-// For threads that do not drive. The driving thread calls Engine::has_work() instead.
+// For threads that are not the driver. The driver calls Engine::has_work() instead.
 bool Driver::work_is_left() const { return !driven() && setup_.engine.has_work(); }
 
-// True if no thread drives, and the background thread would sleep past the engine's next tick.
+// True if no thread is the driver and the background thread would sleep past the engine's next tick.
 bool Driver::sleeps_past_tick() const {
   return !driven() && setup_.engine.next_tick() < Deadline::at(sleeps_until_ns_);
 }
 
-// Calls `step`. If it throws, ends the job with that error on all ranks.
+// Calls `step`. If `step` throws an error, ends the job with that error on all ranks.
 template <class Step>
 bool Driver::guarded(Step&& step) {
   Failure failure;
@@ -87,7 +87,7 @@ bool Driver::step() {
   return guarded([this] { return setup_.engine.step(); });
 }
 
-// Drives until done() or the deadline. False: a signal came. The caller holds the Role.
+// Runs the engine until done() or the deadline. Returns false if a signal came. The caller holds the Role.
 template <class Predicate>
 bool Driver::drive(Predicate&& done, Deadline deadline) {
   auto has_work = [this] { return setup_.engine.has_work(); };
@@ -129,14 +129,14 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   return true;
 }
 
-// Probes if a probe is due. Returns the time of the next probe.
+// Calls probe() if a probe is due. Returns the time of the next probe.
 Deadline Driver::look() {
   if (setup_.watch.patience().pause_ns == 0) return Deadline::never();
   if (Deadline::at(probe_.next_ns).expired()) probe();
   return Deadline::at(probe_.next_ns);
 }
 
-// If this rank's oldest bucket takes long, reports the bucket. Asks rank 0 for a sign of life.
+// Reports this rank's oldest bucket if it takes long. Also asks rank 0 for a sign of life.
 void Driver::probe() {
   const RankWatch::Patience& patience = setup_.watch.patience();
   const std::optional<Stuck> oldest = setup_.engine.oldest_bucket();
@@ -150,7 +150,8 @@ void Driver::probe() {
   if (patience.asks) ask_for_life(now);
 }
 
-// Asks rank 0 for a log entry if none came since the last probe: a stopped rank 0 cannot report that it is stopped.
+// Asks rank 0 for a log entry if none has come since the last probe. This finds out that rank 0 is stopped, which a
+// stopped rank 0 cannot report itself.
 void Driver::ask_for_life(int64_t now) {
   const RankWatch::Patience& patience = setup_.watch.patience();
   const uint64_t heard = setup_.engine.log_position();
@@ -187,7 +188,7 @@ WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure&
   RecordedWait waiting(setup_.watch.recorder(), first, setup_.calls.handles.label_of(first));
   if (await(done, deadline)) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
   waiting.over = false;
-  return WaitEnd::kTimeIsUp;  // or a signal
+  return WaitEnd::kTimeIsUp;  // or a signal came
 }
 
 std::string Driver::explain(Handle handle, Deadline deadline) {
@@ -214,7 +215,7 @@ bool Driver::done(Handle handle) {
   return false;
 }
 
-// Background thread only.
+// Called only on the background thread.
 void Driver::ask_scheduler() {
   ask_for_short_slice();
   ask_for_punctual_sleeps();
@@ -234,7 +235,7 @@ void Driver::background() {
     if (setup_.wakeup.try_drive()) {
       const bool moved = step();
       setup_.wakeup.stop_driving([] { return false; });
-      // Polls until a caller drives. Does not drive itself, because a caller that finds another driver sleeps.
+      // Polls until a caller drives. Does not drive itself, because a caller that finds another driver goes to sleep.
       if (moved || setup_.background_spin(setup_.engine.moving(), has_reason)) continue;
     }
     const Deadline tick = driven() ? Deadline::never() : setup_.engine.next_tick();

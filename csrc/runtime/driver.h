@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the engine on the background thread or on a user's thread that waits. The thread that runs the engine is the
-// driver; it "drives". There is at most one. A thread only tries to become the driver, and never blocks for that.
+// Runs the engine, either on the background thread or on a user's thread that waits for a call. The thread that runs
+// the engine is the driver, and is said to "drive". At most one thread drives at a time. A thread may try to become the
+// driver, but never blocks for that.
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,7 @@ namespace farandole {
 enum class WaitEnd {
   kDone,
   kFailed,    // one call failed; see `failure`
-  kTimeIsUp,  // a timeout or a signal: run signal handlers, then wait again
+  kTimeIsUp,  // the timeout passed or a signal came: run the signal handlers, then wait again
 };
 
 class Driver {
@@ -36,7 +37,7 @@ class Driver {
     Engine& engine;
     RankCalls& calls;
     RankWatch& watch;
-    Wakeup wakeup;  // of this rank
+    Wakeup wakeup;  // wakes this rank
     MemberChannel& channel;
     bool leads;  // this rank is its host's leader
     Spin caller_spin;
@@ -53,16 +54,16 @@ class Driver {
 
   // ---- Any thread
   void after_submit();
-  // Like after_submit(), for a caller that only waits: other hosts then learn of this rank's calls at once.
+  // Like after_submit(), for a caller that only waits: informs other hosts about this rank's calls at once.
   void hurry();
-  // `endless`: the caller promises to repeat the wait until the calls have ended.
+  // If `endless` is true, the caller promises to repeat the wait until the calls have ended.
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure,
                bool endless = false);
   bool done(Handle handle);
   // Asks the coordinator which ranks the call waits for.
   std::string explain(Handle handle, Deadline deadline);
-  // All waits use this. Drives until done(), or sleeps while another thread drives. Reports slow buckets. Returns false
-  // if a signal came or `deadline` passed. done() may throw.
+  // All waits use this function. Drives until done() returns true, or sleeps while another thread drives. Reports slow
+  // buckets. Returns false if a signal came or `deadline` passed first. done() may throw.
   bool await(const std::function<bool()>& done, Deadline deadline);
   uint64_t sleeps() const { return sleeps_; }
   // True if a thread of this rank is the driver now.
@@ -88,12 +89,12 @@ class Driver {
   std::atomic<uint64_t> sleeps_{0};
   struct {
     std::atomic<int64_t> next_ns{0};  // time of a waiting caller's next probe
-    std::mutex mutex;                 // guards all below
-    uint64_t heard = 0;               // log entries read
-    int64_t asked_ns = 0;             // when rank 0 was asked for an entry; 0: not asked
+    std::mutex mutex;                 // guards everything below
+    uint64_t heard = 0;               // number of log entries read
+    int64_t asked_ns = 0;             // when rank 0 was asked for an entry; 0 if it was not asked
     bool warned = false;
   } probe_;
-  std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread's sleep ends; max: never
+  std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max if never
   std::latch scheduled_{1};
   Thread thread_;
 };

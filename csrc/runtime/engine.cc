@@ -54,7 +54,7 @@ bool Engine::say_last() {
   return moved;
 }
 
-// Sends reports that did not fit into the ring. On a leader, also runs a step of its HostController.
+// Sends reports that did not fit into the ring. On a leader, also runs one step of its HostController.
 bool Engine::say() {
   bool moved = setup_.channel.can_flush() && calls_.flush();
   if (setup_.leader && setup_.leader->step()) {
@@ -64,7 +64,7 @@ bool Engine::say() {
   return moved;
 }
 
-// On rank 0: logs warnings about ranks for which others wait, and records late ranks.
+// On rank 0, logs warnings about ranks for which others wait, and records late ranks.
 void Engine::tell_of_ranks() {
   for (const std::string& notice : setup_.leader->take_notices()) {
     log(LogLevel::kWarning, notice);
@@ -75,7 +75,7 @@ void Engine::tell_of_ranks() {
   }
 }
 
-// Reads the log before it acts on local failures: the log may give a better cause, or say that all ranks have left.
+// Reads the log before acting on local failures, because the log may give a better cause or say that all have left.
 bool Engine::control() {
   if (setup_.poller) setup_.poller->collect();
   bool moved = say();
@@ -219,7 +219,7 @@ void Engine::give_up(const Failure& failure) {
   act_on(failure);
 }
 
-// Ends the job with this failure. Reports it to the peers, unless all have left.
+// Ends the job with this failure. Reports the failure to the peers, unless all ranks have left.
 void Engine::act_on(Failure found) {
   if (calls_.job.broken()) return;
   found = calls_.job.verdict(std::move(found));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's work, in steps that never block: reads the log, moves blocks, ends calls. The Driver calls step().
+// Does one rank's work in steps that never block: reads the log, moves blocks, ends calls. The Driver calls step().
 #pragma once
 
 #include <atomic>
@@ -25,32 +25,32 @@ class Engine {
     RankWatch& watch;
     const BackendFactory& backends;
     Spin caller_spin;  // for a caller that waits in a cell
-    Poller* poller;    // null: no other host can send to this rank
+    Poller* poller;    // null if no other host can send to this rank
   };
   Engine(Setup setup, Segment world_staging);
 
   // ---- Driver only
-  // Handles control messages, then moves one block per lane. False: nothing to do until a wake-up.
+  // Handles control messages, then moves one block per lane. Returns false if there is nothing to do until a wake-up.
   bool step();
   bool control_step();
-  // Ends the job, because this rank cannot go on.
+  // Ends the job because this rank cannot continue.
   void give_up(const Failure& failure);
   // Sends the last reports, such as why this rank has left. Call after the background thread has ended.
   bool say_last();
 
   // ---- Any thread
-  // True if step() would do something. A thread that makes it true must call Wakeup::notify().
+  // True if step() would do something. A thread that causes this to become true must call Wakeup::notify().
   bool has_work() const;
   bool moving() const;  // true while a bucket is in flight
-  // Time at which step() has work even without a wake-up.
+  // Returns the time at which step() will have work even without a wake-up.
   Deadline next_tick() const;
   void use_gpu(RankGpu& gpu);
   GpuBuckets& gpu() { return gpu_; }
-  // Number of log entries that this rank has read. If it grows, rank 0 and the leaders on the path are alive.
+  // Number of log entries that this rank has read. While it grows, rank 0 and the leaders on the path to it are alive.
   uint64_t log_position() const { return log_position_; }
-  std::optional<Stuck> oldest_bucket() const;  // nullopt: no bucket is under way on this rank
-  // The handle for which the main thread waits, or last waited, without a limit. If one wait has several handles, the
-  // first that was unfinished when the wait began.
+  std::optional<Stuck> oldest_bucket() const;  // nullopt if no bucket is under way on this rank
+  // The handle for which the main thread waits without a time limit, or last waited. If a wait has several handles,
+  // this is the first one that was unfinished when the wait started.
   std::atomic<Handle> main_waits_for{0};
 
  private:
@@ -73,7 +73,7 @@ class Engine {
 
   const Setup setup_;
   RankCalls& calls_;
-  // Lock it before RankCalls::mutex_. The driver holds it during a step; other threads hold it to check for work.
+  // Must be locked before RankCalls::mutex_. Held by the driver during a step, and by other threads to check for work.
   mutable std::mutex work_mutex_;
   std::atomic<uint64_t> log_position_{0};
   Lanes lanes_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets threads wait until a runtime is destroyed. Another thread may hold the last reference to it.
+// Lets threads wait until a runtime is destroyed, because another thread may hold the last reference to the runtime.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ class ExitLatch {
     gone_ = 1;
     futex_wake(gone_, std::numeric_limits<int>::max(), kFutexAnyBit);
   }
-  // False: the deadline has passed.
+  // Returns false if the deadline has passed.
   bool await(Deadline deadline) const {
     while (gone_ == 0) {
       if (deadline.expired()) return false;

@@ -51,7 +51,7 @@ void Fabric::share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
   staging_ = segment("farandole-staging", staging);
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
-  // No race: the other ranks use this memory only after share_arena().
+  // This is not a race: the other ranks use this memory only after share_arena().
   if (leads()) FlightMemory(flight_.data(), ranks, topology_.size).prepare();
 }
 
@@ -67,7 +67,7 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
                                          ArenaDirectory(arena_directory_.data(), ranks));
 }
 
-// All ranks of the host call it.
+// Must be called by all ranks of the host.
 void Fabric::share_bells(Deadline deadline) {
   poller_ = std::make_unique<Poller>();
   bells_.resize(static_cast<size_t>(topology_.local_size()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's connections: sockets and shared memory on its host, event counts, links to other hosts.
+// This rank's connections: sockets and shared memory on its host, event counts, and links to other hosts.
 #pragma once
 
 #include <array>
@@ -22,23 +22,23 @@
 
 namespace farandole {
 
-// Opens a wire between these ranks. `number`: equal on all of them, and used by no other wire of the job.
+// Opens a wire between these ranks. `number` must be the same on all of them, and no other wire of the job may use it.
 using OpenWire =
     std::function<std::unique_ptr<Wire>(const std::vector<Rank>& ranks, uint64_t number)>;
 
 class Fabric {
  public:
-  // Opens no connections. All ranks of a host must then call the next three functions, in this order.
+  // Does not open connections. Afterwards, all ranks of a host must call the next three functions in this order.
   Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
          const JobKey& key, const void* mpi_comm);
-  // `staging`: size of the memory for the world. Closes the listener when the host's ranks are connected.
+  // `staging` is the size of the memory for the world. Closes the listener when the host's ranks are connected.
   void share_memory(UnixListener listener, std::unique_ptr<UnixSocket> to_leader,
                     std::span<const PeerInfo> peer_infos, SegmentSize staging, Deadline deadline);
   void share_arena(std::shared_ptr<Arena> own, Deadline deadline);
   // Links each leader with its parent and children in the HostTree. Afterwards all ranks can open wires. Throws
   // Error(kLibrary) if the transport in FARANDOLE_WIRE is not available.
   void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
-  // For simulations: the argument of use(), which replaces the three functions above.
+  // Used by simulations: the argument of use(), which replaces the three functions above.
   struct Parts {
     Segment control, staging, flight;
     std::unique_ptr<HostLinks> links;
@@ -47,7 +47,7 @@ class Fabric {
     OpenWire open_wire;
   };
   void use(Parts parts);
-  // Sends messages that are queued for other hosts, until the deadline.
+  // Sends messages that are still queued for other hosts. Stops at the deadline.
   void finish(Deadline deadline);
 
   bool leads() const { return topology_.local_rank == 0; }
@@ -58,16 +58,16 @@ class Fabric {
   // Null unless this rank leads its host in a job of several hosts.
   HostChannel* hosts() const { return hosts_.get(); }
   const HostTree& tree() const { return tree_; }
-  const std::vector<std::string>& host_names() const { return host_names_; }  // by rank
+  const std::vector<std::string>& host_names() const { return host_names_; }  // indexed by rank
   ShmLayout control() const { return ShmLayout(control_.data(), topology_.local_size(), bells_); }
   Wakeup wakeup() const { return control().wakeup(topology_.local_rank); }
-  Poller* poller() const { return poller_.get(); }  // null: no other host can send to this rank
+  Poller* poller() const { return poller_.get(); }  // null if no other host can send to this rank
   Segment& flight() { return flight_; }
-  Segment take_staging() { return std::move(staging_); }  // for the world
+  Segment take_staging() { return std::move(staging_); }  // memory for the world's set
 
  private:
   void share_bells(Deadline deadline);
-  // Throws Error(kPeer) naming leaders that did not connect, or Error(kLibrary) naming leaders without sockets.
+  // Throws Error(kPeer) that names leaders that did not connect, or Error(kLibrary) that names leaders without sockets.
   void link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
   std::chrono::milliseconds peer_timeout() const;
   // Returns an empty function if the job has no MPI and FARANDOLE_WIRE allows a different transport.
@@ -79,8 +79,8 @@ class Fabric {
   const JobKey key_;  // the world's key
   std::vector<std::string> host_names_;
   SocketLinks sockets_;
-  std::unique_ptr<HostLinks> given_;  // null: sockets_ is used
-  std::unique_ptr<MpiComm> mpi_;      // null: one host, or no MPI
+  std::unique_ptr<HostLinks> given_;  // null if sockets_ is used
+  std::unique_ptr<MpiComm> mpi_;      // null if there is only one host, or no MPI
   Segment control_;
   Segment staging_;
   Segment flight_;
@@ -88,10 +88,10 @@ class Fabric {
   std::unique_ptr<HostArenas> arenas_;
   std::unique_ptr<Poller> poller_;
   std::array<std::vector<Fd>, Poller::kBells> rung_;  // bells of the other ranks, by local rank
-  std::vector<Bells> bells_;                          // by local rank; empty: one host
+  std::vector<Bells> bells_;  // indexed by local rank; empty if there is only one host
   HostTree tree_;
   std::unique_ptr<HostChannel> hosts_;
-  OpenWire open_wire_;  // empty: one host
+  OpenWire open_wire_;  // empty if there is only one host
 };
 
 }  // namespace farandole

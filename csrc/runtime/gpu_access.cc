@@ -13,7 +13,7 @@ cuda::Stream stream_of(uint64_t number) { return reinterpret_cast<cuda::Stream>(
 
 }  // namespace
 
-// Holds the lock while it compiles kernels, for about a second. Only threads that submit GPU tensors wait for the lock.
+// Holds the lock while it compiles kernels (about a second). Only threads that submit GPU tensors wait for the lock.
 std::shared_ptr<GpuDevice> GpuAccess::open(int ordinal) {
   std::lock_guard lock(mutex_);
   if (!gpu_) {

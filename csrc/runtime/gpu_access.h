@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gives submitting threads this rank's GPU. The first GPU tensor opens it, because scripts choose devices after init().
+// Gives submitting threads access to this rank's GPU. The GPU is opened when the first GPU tensor is submitted, because
+// scripts choose a device only after init().
 #pragma once
 
 #include <functional>
@@ -24,7 +25,7 @@ class GpuAccess {
         ring_(std::move(ring)),
         announce_(std::move(announce)) {}
 
-  // Throws Error(kInvalidArgument) for a second GPU, Error(kLibrary) if the GPU cannot be opened.
+  // Throws Error(kInvalidArgument) for a second GPU, or Error(kLibrary) if the GPU cannot be opened.
   std::shared_ptr<GpuDevice> open(int ordinal);
   // Opens the GPU that the requests name, if any.
   void open(std::span<const farandole_request> requests);
@@ -32,7 +33,8 @@ class GpuAccess {
   // See farandole_join_stream().
   void join_stream(std::span<const Handle> handles, uint64_t stream);
 
-  // Returns an event after the work now in each stream; equal adjacent streams share an event. The GPU must be open.
+  // Returns one event per stream, recorded after the work that is now queued in the stream. Equal adjacent streams
+  // share an event. The GPU must be open.
   std::vector<std::shared_ptr<GpuEvent>> events_in(std::span<const uint64_t> streams) const;
 
  private:
@@ -43,7 +45,7 @@ class GpuAccess {
   const std::function<void()> ring_;
   const std::function<void(RankGpu&)> announce_;
   std::mutex mutex_;
-  std::shared_ptr<const cuda::Api> driver_;  // for device_of() before a GPU is open
+  std::shared_ptr<const cuda::Api> driver_;  // used by device_of() before a GPU is open
   std::unique_ptr<RankGpu> gpu_;
 };
 

@@ -146,8 +146,8 @@ void GpuBuckets::unwant(std::span<const Handle> handles) {
   }
 }
 
-// With FARANDOLE_GPU_ORDER=program, launches only while the program waits for a bucket that is not launched. All ranks
-// then have farandole's NCCL work at the same place among the program's other NCCL work.
+// With FARANDOLE_GPU_ORDER=program, launches buckets only while the program waits for a bucket that is not launched
+// yet. As a result, farandole's NCCL work has the same place among the program's other NCCL work on all ranks.
 bool GpuBuckets::may_launch() const {
   if (!gpu().holds_launches()) return true;
   std::lock_guard lock(wanted_mutex_);
@@ -166,7 +166,7 @@ bool GpuBuckets::step() {
   if (past) {
     calls_.launch(runs_[launched_++], past);
   } else if (!begun && gpu->lane().begun()) {
-    runs_[launched_].begun_ns = now_ns();  // until now it may have waited for the program
+    runs_[launched_].begun_ns = now_ns();  // until now the bucket may have waited for the program
   }
   return moved;
 }
@@ -207,7 +207,7 @@ void GpuBuckets::close(SetId set, const Failure& failure) {
   staging_.erase(set);
 }
 
-// At a normal shutdown, first waits for launched buckets, because their results are still valid.
+// At a normal shutdown, first waits for the buckets that are launched, because their results are still valid.
 void GpuBuckets::abort(const Failure& failure, bool together) {
   RankGpu* gpu = gpu_;
   if (!gpu) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The buckets that this rank has begun, in log order. Each set has a lane, and so has the GPU. Only the driver calls
-// these functions, unless marked.
+// The buckets that this rank has begun, in log order. Each set has a lane, and the GPU has a lane. Only the driver may
+// call these functions, unless marked otherwise.
 #pragma once
 
 #include <atomic>
@@ -27,15 +27,15 @@ class Lanes {
   void open(SetId id, std::shared_ptr<Segment> staging, std::unique_ptr<Backend> backend);
   bool has(SetId id) const { return lanes_.contains(id); }
   void push(SetId id, BegunRun run);
-  // Call when no more buckets follow. Buckets under way still complete, because other members may have completed them.
+  // Call this when no more buckets follow. Buckets under way still complete, as other members may have completed them.
   void close(SetId id);
-  // Moves one block of each lane. False: all lanes wait.
+  // Moves one block of each lane. Returns false if all lanes are waiting.
   bool step();
   bool ready() const;
   bool busy() const;  // true while a bucket is in flight, so a short spin may pay off
   Deadline look_again() const;
-  const BegunRun* oldest() const;  // of all buckets; nullptr: there is none
-  // Fails all buckets. Afterwards no peer accesses this rank's buffers.
+  const BegunRun* oldest() const;  // the oldest bucket of all lanes; nullptr if there is none
+  // Makes all buckets fail. Afterwards no peer accesses this rank's buffers.
   void abort(const Failure& failure);
 
  private:
@@ -43,10 +43,10 @@ class Lanes {
     std::shared_ptr<Segment> staging;  // must outlive the backend
     std::unique_ptr<Backend> backend;
     std::deque<BegunRun> runs = {};
-    bool begun = false;    // the first of runs has begun
-    bool closing = false;  // remove the lane after the last of runs
+    bool begun = false;    // the first element of `runs` has begun
+    bool closing = false;  // the lane is removed after the last element of `runs` has ended
   };
-  // Bytes of staging memory that this rank's pairs may keep between messages.
+  // Maximum number of bytes of staging memory that this rank's pairs keep between messages.
   static constexpr size_t kMostHeld = size_t{8} << 20;
   bool step(Lane& lane);
   void drop_closed();
@@ -60,20 +60,20 @@ class Lanes {
   bool closing_ = false;      // a lane may be closing
 };
 
-// Buckets of this rank's GPU, in one lane for all sets. Decides when to launch them.
+// The buckets of this rank's GPU, in one lane for all sets. Decides when to launch them.
 class GpuBuckets {
  public:
   explicit GpuBuckets(RankCalls& calls) : calls_(calls) {}
 
   // ---- Any thread
   void use(RankGpu& gpu) { gpu_ = &gpu; }
-  // Call when a user waits for these handles. With FARANDOLE_GPU_ORDER=program, buckets are launched only then. A wait
-  // that started before the GPU was opened registers its handles when the caller repeats it.
+  // Call this when a user waits for these handles. With FARANDOLE_GPU_ORDER=program, buckets are launched only during
+  // such a wait. A wait that started before the GPU was opened registers its handles when the caller repeats the wait.
   void want(std::span<const Handle> handles);
   void unwant(std::span<const Handle> handles);
 
   // ---- Driver only
-  std::shared_ptr<GpuDevice> device() const;  // nullptr: no GPU is in use yet
+  std::shared_ptr<GpuDevice> device() const;  // nullptr if no GPU is in use yet
   RankGpu& gpu() const { return *gpu_.load(); }
   // Host memory for a set whose GPU tensors travel through host memory.
   Segment& staging(SetId set) { return staging_[set]; }
@@ -81,10 +81,10 @@ class GpuBuckets {
   bool step();
   bool ready() const;
   Deadline look_again() const;
-  // The oldest bucket in progress; nullptr: there is none. Its age counts from when it began to move.
+  // Returns the oldest bucket in progress, or nullptr. A bucket's age counts from the time when it started to move.
   const BegunRun* oldest() const;
   void close(SetId set, const Failure& failure);
-  // `together`: all ranks have left.
+  // `together` is true if all ranks have left.
   void abort(const Failure& failure, bool together);
 
  private:
@@ -96,8 +96,8 @@ class GpuBuckets {
   std::atomic<RankGpu*> gpu_{nullptr};
   std::map<SetId, Segment> staging_;
   std::deque<BegunRun> runs_;
-  size_t launched_ = 0;   // launched buckets, at the front of runs_
-  uint64_t settled_ = 0;  // buckets so far
+  size_t launched_ = 0;   // number of launched buckets, which are at the front of runs_
+  uint64_t settled_ = 0;  // number of buckets that were settled so far
   mutable std::mutex wanted_mutex_;
   std::multiset<Handle> wanted_;
 };

@@ -55,7 +55,7 @@ Rank LocalEndpoint::probe(Rank own, const std::vector<Rank>& node,
         peer_info.listener, proof_at(peer_info.listener, key), Deadline::in(kPatience)));
     return leader;
   } catch (const Error& error) {
-    // The leader is there, and its backlog is full of other ranks: SocketLinks connects again.
+    // The leader exists, but its backlog is full of connections from other ranks. SocketLinks will connect again.
     if (error.code() == ErrorCode::kStall) return leader;
     log(LogLevel::kWarning, "rank " + std::to_string(own) + " shares no memory with rank " +
                                 std::to_string(leader) + " on the same host: " + error.what());

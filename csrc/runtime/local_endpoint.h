@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's settings, listening sockets and arena, which it opens before the bootstrap. After the bootstrap, it also has
-// the world's key.
+// Holds a rank's settings, listening sockets and arena, which the rank opens before the bootstrap. After the bootstrap,
+// it also holds the world's key.
 #pragma once
 
 #include <memory>
@@ -15,15 +15,15 @@
 
 namespace farandole {
 
-// Texts about this process; farandole.h defines their form.
+// These functions return texts about this process. farandole.h defines their format.
 std::string text_of_mpi();
 std::string text_of_sockets();
-// `wanted`: FARANDOLE_INTERFACE. Throws like addresses_of().
+// `wanted` is the value of FARANDOLE_INTERFACE. Throws the same errors as addresses_of().
 std::string text_of_addresses(const std::string& wanted);
 
 struct LocalEndpoint {
   Config config;
-  JobKey key{};  // the world's key, set before probe(); listeners demand a proof of it
+  JobKey key{};  // the world's key, set before probe(); peers must prove that they know it
   UnixListener listener;
   TcpListener hosts;
   StackSource stacks;
@@ -31,8 +31,8 @@ struct LocalEndpoint {
   std::unique_ptr<UnixSocket> to_leader;
   explicit LocalEndpoint(Config its_config, StackSource its_stacks = {},
                          std::shared_ptr<Arena> its_arena = std::make_shared<Arena>());
-  // Returns this rank's leader: the lowest rank whose socket it can reach. `node`: for each rank, the lowest rank on
-  // its host according to MPI.
+  // Returns this rank's leader: the lowest rank whose socket this rank can reach. `node` holds, for each rank, the
+  // lowest rank on the same host according to MPI.
   Rank probe(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
   ByteString peer_info() const { return own_peer_info(config, listener, hosts.address()).encode(); }
 };

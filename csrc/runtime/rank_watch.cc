@@ -41,7 +41,7 @@ RankWatch::RankWatch(const Config& config, const Topology& topology, Fabric& fab
 }
 
 void RankWatch::start(std::span<const PeerInfo> peer_infos, OnDeath on_death) {
-  // With FARANDOLE_TIMELINE=DYNAMIC only start_timeline() starts a timeline.
+  // With FARANDOLE_TIMELINE=DYNAMIC, only start_timeline() starts a timeline.
   if (!config_.timeline.empty() && config_.timeline != "DYNAMIC") {
     start_timeline(config_.timeline, config_.timeline_mark_cycles != 0);
   }
@@ -116,7 +116,7 @@ std::vector<DeathWatch::Peer> RankWatch::peers_of(std::span<const PeerInfo> peer
   return peers;
 }
 
-// Calls `on_death`. The coordinator knows if that rank may end now, and informs all ranks through the log.
+// Records the death and calls `on_death`. The coordinator knows if that rank may end now, and informs all ranks.
 void RankWatch::tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death) {
   recorder_->peer_died(peer.rank, index_in(topology_.local, peer.rank));
   on_death(peer.rank,

@@ -13,10 +13,10 @@
 namespace farandole {
 namespace {
 
-// Time for which call() waits. Then the caller handles signals and its own time-out. Most calls end earlier. Without
-// this wait, the background thread would take over the work.
+// Time for which call() waits before it returns, so that the caller can handle signals and its own timeout. Most calls
+// end earlier. Without this wait, the background thread would take over the work.
 constexpr std::chrono::milliseconds kCallPatience{20};
-// Time for which a failing rank waits for its peers to learn why.
+// Maximum time for which a failing rank waits for its peers to learn the cause.
 constexpr std::chrono::seconds kFarewell{1};
 
 Coordinator::Settings coordinator_settings(const Config& config, const Topology& topology) {
@@ -36,7 +36,7 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   return settings;
 }
 
-// Number of cores that the host's ranks share. Skips ranks in other PID namespaces.
+// Returns the number of cores that the host's ranks share. Skips ranks in other PID namespaces.
 int cores_of_host(const Topology& topology, std::span<const PeerInfo> peer_infos) {
   const PeerInfo& own = peer_infos[static_cast<size_t>(topology.rank)];
   std::vector<pid_t> ranks{0};
@@ -129,7 +129,7 @@ void Runtime::lose(Rank rank, Failure failure) {
 void Runtime::open_engine(int cores) {
   channel_ = std::make_unique<MemberChannel>(fabric_->control(), topology_.local_rank);
   if (fabric_->leads()) open_leader();
-  // On rank 0's host no relay batches reports.
+  // On rank 0's host, no relay batches reports.
   calls_ = std::make_unique<RankCalls>(RankCalls::Setup{
       topology_.rank, *channel_, topology_.leader() != 0, topology_.local_size() == topology_.size,
       tiny_bytes(topology_.size), watch_->recorder(), fabric_->wakeup()});
@@ -175,7 +175,7 @@ std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadl
     const Deadline last = job.limit();
     while (!driver_->await([&] { return job.broken(); }, last) && !last.expired()) {
     }
-    // The coordinator's failure names the ranks that stay. If there is none, rank 0 does not answer.
+    // The coordinator's failure names the ranks that have not left. If there is no failure, rank 0 does not answer.
     gave_up = job.broken() ? job.failure()
                            : Failure{ErrorCode::kStall, "shutdown(): " + watch_->why_silent()};
   }
@@ -195,7 +195,7 @@ CheckedCall Runtime::prepare(std::span<const farandole_request> tensors, size_t 
   return call;
 }
 
-// Returns an error of the inputs, or kOk. On GPUs, also records events after which the inputs are complete.
+// Returns an error in the inputs, or kOk. On GPUs, also records the events after which the inputs are complete.
 Failure Runtime::fault_of(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   if (config_.check_numerics) {
@@ -214,7 +214,7 @@ Failure Runtime::fault_of(PreparedSubmission& prepared) {
   }
 }
 
-// After an argument error, or a NaN (FARANDOLE_CHECK_NUMERICS), the peers' calls fail with the same text.
+// After an argument error, or a NaN with FARANDOLE_CHECK_NUMERICS, the peers' calls fail with the same text.
 void Runtime::submit(std::span<PreparedSubmission> batch) {
   size_t sound = 0;
   Failure fault;
@@ -251,7 +251,7 @@ bool Runtime::call(PreparedSubmission& prepared) {
   Handle& handle = prepared.handles.front();
   Failure failure;
   const WaitEnd end = driver_->wait({&handle, 1}, Deadline::in(kCallPatience), failure);
-  // Without an output, the handle holds the result. Without an input, the handle tells whether any rank had an input.
+  // Without an output, the result is in the handle. Without an input, the handle says whether any rank had an input.
   const bool needs_handle = prepared.inputs.front() == 0 || prepared.outputs.front() == 0;
   if (end != WaitEnd::kDone || needs_handle) return false;
   handles().release(std::exchange(handle, 0));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank from init to shutdown, for csrc/api. Uses no globals, so a process may create one after another.
+// One rank from init to shutdown, for csrc/api. Has no globals, so a process may create several, one after another.
 #pragma once
 
 #include <memory>
@@ -23,10 +23,10 @@ namespace farandole {
 
 class Runtime {
  public:
-  // All ranks must call this within FARANDOLE_INIT_TIMEOUT. `mpi_comm`: address of an MPI_Comm of these ranks, or null.
+  // All ranks must call this within FARANDOLE_INIT_TIMEOUT. `mpi_comm` points to an MPI_Comm of these ranks or is null.
   Runtime(LocalEndpoint endpoint, Topology topology, std::span<const PeerInfo> peer_infos,
           const void* mpi_comm = nullptr);
-  // For simulations: `fabric` already connects this rank, and the simulation reports deaths by lose().
+  // For simulations. `fabric` already connects this rank, and the simulation calls lose() to report deaths.
   Runtime(Config config, Topology topology, std::span<const PeerInfo> peer_infos,
           std::unique_ptr<Fabric> fabric);
   ~Runtime();
@@ -38,13 +38,13 @@ class Runtime {
   CheckedCall prepare(std::span<const farandole_request> tensors, size_t count);
   // See farandole_submit(). Throws the first error.
   void submit(std::span<PreparedSubmission> batch);
-  // See farandole_call_one(). True: the call is done, and has no handle.
+  // See farandole_call_one(). Returns true if the call is done; its handle has then been released.
   bool call(PreparedSubmission& prepared);
   void refuse(const farandole_request& request, const Failure& why);
   void lose(Rank rank, Failure failure);
   Driver& driver() { return *driver_; }
-  // See farandole_shutdown(). Returns nullopt at `deadline`: call again. Otherwise the runtime may be destroyed, and a
-  // failure says why this rank has not waited for all others. A failed leave may follow a normal leave.
+  // See farandole_shutdown(). Returns nullopt if `deadline` passes; repeat the call. Otherwise the runtime may be
+  // destroyed, and a failure says why this rank has not waited for all others. A failed leave may follow a normal one.
   std::optional<Failure> leave(bool failed, const std::string& why, Deadline deadline);
   RankCalls& calls() { return *calls_; }
   Handles& handles() { return calls_->handles; }
@@ -54,7 +54,7 @@ class Runtime {
   const Config& config() const { return config_; }
   GpuAccess& gpus() { return *gpus_; }
   RankWatch& watch() { return *watch_; }
-  // Number of bytes of this rank that peers have accessed in place (zero copy).
+  // Returns the number of bytes in this rank's memory that peers have accessed in place (zero copy).
   uint64_t mapped_bytes() const {
     return fabric_->arenas() ? fabric_->arenas()->mapped_bytes() : 0;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// farandole_end_after(): a Watchdog, while it exists, ends this process at a deadline or when an awaited process exits.
+// Implements farandole_end_after(): while it exists, ends this process at a deadline or when an awaited process exits.
 #pragma once
 
 #include <unistd.h>
@@ -36,7 +36,7 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
-  static constexpr std::chrono::milliseconds kPause{250};  // between two checks
+  static constexpr std::chrono::milliseconds kPause{250};  // time between two checks
 
   void watch(Deadline deadline, const std::string& text) const {
     while (!deadline.expired()) {

@@ -26,10 +26,10 @@ class GpuEvent;
 
 // One tensor of a bucket, with this rank's buffers. "Member" is an index into the process set.
 struct Part {
-  Signature signature;               // its root is a member, its shape that of this rank
-  const std::byte* input = nullptr;  // nullptr: this rank contributes the identity, or no rows
-  std::byte* output = nullptr;       // nullptr: the result is dropped
-  std::vector<bool> present;         // by member: true if it has an input; empty: all have one
+  Signature signature;               // `root` is a member, and `shape` is this rank's shape
+  const std::byte* input = nullptr;  // nullptr if this rank contributes the identity or no rows
+  std::byte* output = nullptr;       // nullptr if the result is dropped
+  std::vector<bool> present;         // by member: true if it has an input; empty if all have one
   // See CollectiveTraits::rows.
   std::vector<int64_t> rows;
   int64_t divisor = 1;                 // for Average
@@ -39,7 +39,7 @@ struct Part {
 };
 
 enum class Progress {
-  kWaiting,   // a peer must act first, then wakes this rank; or look_again() says when to check
+  kWaiting,   // a peer must act first and will wake this rank, or look_again() says when to check
   kMoved,     // bytes have moved; call step() again without waiting
   kFinished,  // the bucket is done: no peer accesses the bucket's buffers any more
 };
@@ -48,7 +48,7 @@ enum class Progress {
 enum class Phase { kStage, kReduce, kConsume };
 
 struct PhaseWatch {
-  const std::atomic<bool>* listening = nullptr;  // true: a timeline is written; nullptr: never
+  const std::atomic<bool>* listening = nullptr;  // true while a timeline is written; may be null
   std::function<void(Phase, int64_t begin_ns, int64_t end_ns)> saw = {};
 
   template <class Work>
@@ -61,28 +61,30 @@ struct PhaseWatch {
 };
 
 // Moves the bytes of one process set in one kind of memory. All members pass the same buckets to their backends, in log
-// order. Only the driver calls a backend, except ready() and look_again(); every caller holds Engine::work_mutex_.
-// Order of calls: begin(), step() until kFinished, the next begin(). Call abort() if step() throws. After abort(), no
-// peer accesses this rank's buffers; do not call step() again.
+// order. Only the driver calls a backend, except for ready() and look_again(). Every caller holds Engine::work_mutex_.
+//
+// The driver calls begin(), then step() until it returns kFinished, then begin() for the next bucket. If step() throws,
+// the driver must call abort(). Afterwards no peer accesses this rank's buffers, and step() must not be called.
 class Backend {
  public:
   virtual ~Backend() = default;
   // Starts a bucket. `parts` must stay valid until kFinished or abort().
   virtual void begin(std::span<const Part> parts) = 0;
-  // Moves at most one block, without blocking. Call between begin() and kFinished. Throws Error if the bucket is lost.
+  // Moves at most one block without blocking. Call between begin() and kFinished. Throws Error if the bucket is lost.
   virtual Progress step() = 0;
-  // True if step() would make progress. The driver calls this before it sleeps. No side effects.
+  // True if step() would make progress. The driver calls this before it sleeps. Has no side effects.
   virtual bool ready() const = 0;
-  // Time of the next step() even if no wake-up comes, for backends whose wire cannot wake a thread.
+  // Returns the time at which step() must be called without a wake-up. For backends whose wire cannot wake a thread.
   virtual Deadline look_again() const { return Deadline::never(); }
   // Drops the bucket in flight.
   virtual void abort() = 0;
-  // Bytes that rest() would free. Call both only between buckets. rest() frees nothing while a peer reads the bytes.
+  // Returns the number of bytes that rest() would free. Both functions may be called only between buckets. rest() frees
+  // nothing while a peer reads the bytes.
   virtual size_t held() const { return 0; }
   virtual void rest() {}
 };
 
-// Kind of memory that a backend serves. A set may have one backend for each; their messages must not mix.
+// The kind of memory that a backend moves. A set may have a backend for each kind; their messages must not mix.
 enum class Feeds { kHost, kGpu };
 
 template <class A, class B>
@@ -92,7 +94,7 @@ bool overlap(A a, size_t a_bytes, B b, size_t b_bytes) {
 
 kernels::Factors factors_of(const Part& part);
 
-// Computes the positions of members' bytes in the buffers of one part, from shapes and rows only.
+// Computes the positions of members' bytes in the buffers of one part. Uses only shapes and rows.
 class PartLayout {
  public:
   PartLayout(const Part& part, int members)
@@ -101,7 +103,8 @@ class PartLayout {
   // Throws Error(kInternal) if rows, root, presence and `member`'s buffers are inconsistent.
   void check(int member) const;
 
-  // For kReduceToOwners: the share of the result that `owner` gets, and the share's offset in every input.
+  // For kReduceToOwners: share_bytes() is the size of the share of the result that `owner` gets, and share_start() is
+  // the share's offset in every input.
   size_t share_bytes(int owner) const { return row_bytes() * rows(owner); }
   size_t share_start(int owner) const;
   size_t longest_share() const;
@@ -109,17 +112,17 @@ class PartLayout {
   size_t input_bytes(int member) const;
   size_t output_bytes(int member) const;
 
-  // Rows::kPairs: bytes from `sender` to `receiver`.
+  // For Rows::kPairs: returns the number of bytes that `sender` sends to `receiver`.
   size_t bytes_between(int sender, int receiver) const;
 
-  // Without reduction, an input consists of pieces, each sent to one member or to all.
+  // If a part is not reduced, each input consists of pieces. A piece is sent to one member or to all members.
   int pieces() const { return meets_each() ? members_ : 1; }
   size_t piece_bytes(int sender, int piece) const;
-  // The member that gets a piece, or kEverybody. If each member gets a piece, a sender starts with the next member and
-  // ends with itself, so that not all send to one member first.
+  // Returns the member that gets a piece, or kEverybody. If each member gets a piece, a sender starts with the member
+  // after itself and ends with itself, so that the senders do not all start with the same member.
   int receiver(int sender, int piece) const;
-  size_t piece_start(int sender, int receiver) const;    // in the sender's input
-  size_t landing_start(int sender, int receiver) const;  // in the receiver's output
+  size_t piece_start(int sender, int receiver) const;    // offset in the sender's input
+  size_t landing_start(int sender, int receiver) const;  // offset in the receiver's output
 
   static constexpr int kEverybody = -1;
 
@@ -139,24 +142,24 @@ class PartLayout {
 // A `widening` for fill_window() that keeps all sizes.
 constexpr size_t as_it_is(const Part&) { return 1; }
 
-// A cursor in one sequence of a run's bytes: all bytes before it have been scheduled.
+// A cursor into one sequence of a run's bytes. All bytes before the cursor have been scheduled.
 struct PartLane {
   size_t part = 0;  // index in the bucket
   int piece = 0;
-  size_t offset = 0;  // in the piece
+  size_t offset = 0;  // offset in the piece
 };
 
-// Consecutive parts of one kind. A schedule cuts them into blocks together, a window of bytes at a time.
+// Consecutive parts of one kind. A schedule cuts these parts into blocks together, one window of bytes at a time.
 class PartRun {
  public:
-  // Most parts in a run, and so in a block. Keeps steps short even with thousands of tiny tensors.
+  // Maximum number of parts in a run, and therefore in a block. Keeps steps short even with thousands of tiny tensors.
   static constexpr size_t kMostParts = 1024;
 
   explicit PartRun(int members) : members_(members) {}
 
   // `parts` must stay valid until the last fill_window().
   void start(std::span<const Part> parts) { parts_ = parts, begin_ = end_ = 0; }
-  // Starts the next run of parts of one kind. False: no parts are left.
+  // Starts the next run of parts of one kind. Returns false if no parts are left.
   template <class KindOf>
   bool open(KindOf&& kind_of) {
     if (end_ == parts_.size()) return false;
@@ -172,7 +175,7 @@ class PartRun {
   bool ended(const PartLane& lane) const { return lane.part == end_; }
 
   // Schedules a lane's next `window` bytes: calls emit(lane, offset in the window, bytes) for each contiguous range.
-  // `widening(part)`: bytes in the window per byte of the part. Returns the number of bytes used in the window.
+  // `widening(part)` is the number of bytes in the window per byte of the part. Returns the bytes used in the window.
   template <class Widening, class PieceBytes, class Emit>
   size_t fill_window(PartLane& lane, size_t window, Widening&& widening, PieceBytes&& piece_bytes,
                      Emit&& emit) const {
@@ -203,7 +206,7 @@ class PartRun {
  private:
   const int members_;
   std::span<const Part> parts_;
-  size_t begin_ = 0, end_ = 0;  // part indices of the run
+  size_t begin_ = 0, end_ = 0;  // the run's range of part indices
 };
 
 }  // namespace farandole

@@ -28,18 +28,18 @@ class GpuBackend : public Backend {
   // The lowest member's first call returns the key that all members pass to connect(). All other calls return nullopt.
   virtual std::optional<std::string> new_key() { return std::nullopt; }
   virtual void connect(const std::string&) {}
-  // Returns the bucket's work. Call once, after step() has returned kFinished.
+  // Returns the bucket's work. Must be called once, after step() has returned kFinished.
   GpuWork take_work() { return std::move(work_); }
-  // Throws Error(kLibrary) if launched work may never end: NCCL or the GPU has failed, or a deadline has passed.
+  // Throws Error(kLibrary) if launched work may never end, because NCCL or the GPU has failed or a deadline has passed.
   virtual void check() const = 0;
   virtual bool failed() const = 0;  // true if check() would throw
-  // Call when the oldest launched bucket is done.
+  // Must be called when the oldest launched bucket is done.
   virtual void finished() = 0;
-  // Call after abort(): blocks, for at most a few seconds, until no work in the stream writes to buffers.
+  // Blocks, for at most a few seconds, until no work in the stream writes to buffers. Call this after abort().
   void synchronize() const noexcept { device_->synchronize(); }
 
  protected:
-  // Call it when all of the bucket's work is in the stream.
+  // Call this when all of the bucket's work is in the stream.
   Progress finish() {
     work_.past = device_->recorded(device_->stream());
     parts_ = {};
@@ -47,7 +47,7 @@ class GpuBackend : public Backend {
   }
 
   const std::shared_ptr<GpuDevice> device_;
-  std::span<const Part> parts_;  // of the bucket that is being launched
+  std::span<const Part> parts_;  // parts of the bucket that is being launched
   GpuWork work_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver passes events to a thread, which waits for them.
+// The driver passes events to a thread that waits for them.
 #include "data/gpu/gpu_completions.h"
 
 #include <chrono>
@@ -8,8 +8,8 @@
 namespace farandole {
 namespace {
 
-// Limits the destructor's wait. The destructor's caller has already waited for the stream. Work that still runs will
-// never end, because a peer has died.
+// Maximum time for which the destructor waits. The destructor's caller has already waited for the stream, so work that
+// still runs will never end, because a peer has died.
 constexpr std::chrono::seconds kPatience{5};
 
 }  // namespace
@@ -58,7 +58,7 @@ void GpuCompletions::run(Queue& queue) {
     }
     next.reset();
     lock.lock();
-    if (queue.quit) return;  // the object that ring() uses may be destroyed
+    if (queue.quit) return;  // the object that ring() uses may have been destroyed
     if (failure) {
       queue.failure = std::move(failure);
       queue.failed = true;

@@ -21,7 +21,7 @@ class GpuCompletions {
  public:
   // `ring` wakes the driver. The watching thread calls `ring` after each event.
   explicit GpuCompletions(std::function<void()> ring);
-  // Waits for the current event, at most a few seconds, and drops the others.
+  // Waits for the current event, but at most a few seconds, and drops the other events.
   ~GpuCompletions();
   GpuCompletions(const GpuCompletions&) = delete;
   GpuCompletions& operator=(const GpuCompletions&) = delete;
@@ -29,7 +29,7 @@ class GpuCompletions {
   // ---- Any thread
   void watch(std::shared_ptr<GpuEvent> event);
   uint64_t past() const { return queue_->past; }  // number of events that have fired
-  bool failed() const { return queue_->failed; }  // true: the device has reported a failure
+  bool failed() const { return queue_->failed; }  // true if the device has reported a failure
   void check() const;                             // throws the failure, if any
 
  private:
@@ -46,7 +46,7 @@ class GpuCompletions {
   };
   static void run(Queue& queue);
 
-  const std::shared_ptr<Queue> queue_;  // shared with the thread, which may live longer
+  const std::shared_ptr<Queue> queue_;  // shared with the thread, which may outlive this object
   LeavableThread thread_;
 };
 

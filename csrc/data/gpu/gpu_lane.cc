@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-// Limits the wait, because work never ends if a peer has left without launching its part.
+// Maximum time for which drain() waits. Work never ends if a peer has left without launching its part of the work.
 constexpr std::chrono::seconds kDrainTimeout{30};
 
 }  // namespace
@@ -69,7 +69,7 @@ void GpuLane::check() const {
   for (const auto& [set, backend] : backends_) backend->check();
 }
 
-// True if the next bucket's set has a backend. A bucket may come before its set's backend.
+// True if there is a next bucket and its set has a backend. A bucket may arrive before its set's backend is opened.
 bool GpuLane::next_may_go() const {
   return !waiting_.empty() && backends_.contains(waiting_.front().set);
 }
@@ -99,7 +99,7 @@ void GpuLane::drain() {
   }
 }
 
-// Waits until launched buckets are done, because they use the communicator.
+// Waits until the launched buckets are done, because they use the communicator.
 void GpuLane::close(SetId set) {
   drain();
   check();
@@ -119,7 +119,7 @@ void GpuLane::abort(bool together) {
     for (auto& [set, backend] : backends_) {
       attempt("aborting buckets on the GPU", [&] { backend->abort(); });
     }
-    if (!backends_.empty()) backends_.begin()->second->synchronize();  // all use one stream
+    if (!backends_.empty()) backends_.begin()->second->synchronize();  // all share one stream
   }
   begun_ = false;
   waiting_.clear();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches the buckets of all sets on this rank's GPU, in log order: NCCL needs the same order of launches on all
-// ranks. Driver only.
+// Launches the buckets of all sets on this rank's GPU. The buckets are launched in log order, because NCCL needs the
+// same order of launches on all ranks. Used only by the driver.
 #pragma once
 
 #include <deque>
@@ -23,7 +23,7 @@ struct GpuBucket {
 
 class GpuLane {
  public:
-  // `ring` wakes the driver; other threads call it. `ranges`: for a profiler; nullptr: none.
+  // `ring` wakes the driver and is called from other threads. `ranges` is nullptr if there is no profiler.
   explicit GpuLane(std::function<void()> ring, std::shared_ptr<const nvtx::Api> ranges = nullptr)
       : ranges_(std::move(ranges)), completions_(std::move(ring)) {}
 
@@ -31,22 +31,22 @@ class GpuLane {
   // See GpuBackend.
   std::optional<std::pair<SetId, std::string>> new_key();
   void connect(SetId set, const std::string& key) { backends_.at(set)->connect(key); }
-  // Ends the set's backend, and drops buckets of the set that are not launched.
+  // Destroys the set's backend and drops the set's buckets that are not launched.
   void close(SetId set);
   void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
 
-  // Retires buckets that are done; then, if `may_launch`, launches at most one bucket, and sets `past` to the event
-  // that fires when that bucket is done. False: no progress. Throws errors of a backend or the device.
+  // Retires buckets that are done. If `may_launch` is true, then launches at most one bucket and sets `past` to its
+  // event. Returns false if there was no progress. Throws an error if a backend or the device has failed.
   bool step(bool may_launch, std::shared_ptr<GpuEvent>& past);
-  // Number of buckets that are done, in launch order. Nothing uses a done bucket's buffers.
+  // Returns the number of buckets that are done, in launch order. Nothing uses the buffers of a bucket that is done.
   uint64_t finished() const { return finished_; }
-  bool begun() const { return begun_; }  // the next bucket to launch has started
+  bool begun() const { return begun_; }  // true if the next bucket to launch has started
   bool ready(bool may_launch) const;
   Deadline look_again(bool may_launch) const;  // see Backend
   // Blocks until launched work is done or has failed, for at most 30 s.
   void drain();
-  // Drops all buckets. Afterwards no work in the stream writes to their buffers. `together`: all ranks call it now, so
-  // idle communicators are closed instead of aborted.
+  // Drops all buckets. Afterwards no work in the stream writes to their buffers. If `together` is true, all ranks call
+  // this now, so idle communicators are closed instead of aborted.
   void abort(bool together);
 
  private:
@@ -65,7 +65,7 @@ class GpuLane {
   bool begun_ = false;  // see begun()
   std::deque<InFlight> in_flight_;
   uint64_t finished_ = 0;
-  GpuCompletions completions_;  // for launched buckets
+  GpuCompletions completions_;  // waits for launched buckets
 };
 
 }  // namespace farandole

@@ -12,11 +12,12 @@
 
 namespace farandole {
 
-// The work of one launch. Each call adds a segment, and cuts it into chunks, one per thread block.
+// The work of one launch. Each call adds a segment and cuts it into chunks, one for each thread block.
 class MoveList {
  public:
   void copy(cuda::Address target, cuda::Address source, size_t bytes);
-  // target = source * factor / divisor, in type `to`; both types are real. Copies if there is nothing to convert.
+  // Sets target = source * factor / divisor in type `to`. Both types must be real. Copies if there is nothing to
+  // convert.
   void convert(cuda::Address target, DType to, cuda::Address source, DType from, size_t elements,
                double factor, int64_t divisor);
   void fill_identity(cuda::Address target, DType type, ReduceOp op, size_t elements);
@@ -36,7 +37,7 @@ class GpuMover {
  public:
   explicit GpuMover(std::shared_ptr<const GpuModule> module);
 
-  // `table`: the list's chunks in device memory, copied there earlier in this stream.
+  // `table` is the device address to which the list's chunks were copied earlier in this stream.
   void launch(const MoveList& list, cuda::Address table, cuda::Stream stream) const;
 
  private:

@@ -24,7 +24,7 @@ void GpuStagedBackend::begin(std::span<const Part> parts) {
   }
 }
 
-// Cuts a part into slices by its shape only, so that all members make the same slices.
+// Cuts a part into slices. The cuts depend only on the part's shape, so all members make the same slices.
 void GpuStagedBackend::cut(const Part& part, size_t index) {
   const auto elements = static_cast<size_t>(part.signature.elements());
   const size_t step = kPieceBytes / size_of(part.signature.dtype);
@@ -51,7 +51,7 @@ bool GpuStagedBackend::ready() const {
   return may_fetch || may_move || over || failed();
 }
 
-// Starts to copy the next slice to the host. When the slice has arrived, completions_ wakes the driver.
+// Starts copying the next slice to the host. When the slice has arrived, completions_ wakes the driver.
 bool GpuStagedBackend::fetch_next() {
   if (slices_.empty() || staged_.size() >= kSlicesAhead) return false;
   Staged staged;

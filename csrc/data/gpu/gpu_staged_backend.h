@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend for GPU memory without NCCL: uses pinned host memory and a host backend. Cuts large reductions and
-// broadcasts into slices, so that copies and the host's work overlap.
+// The backend for GPU memory without NCCL. It copies data through pinned host memory and uses a host backend. Large
+// reductions and broadcasts are cut into slices, so that the copies overlap with the host's work.
 #pragma once
 
 #include <deque>
@@ -18,7 +18,7 @@ class GpuStagedBackend final : public GpuBackend {
   static constexpr size_t kPieceBytes = 4 << 20;
   static constexpr size_t kSlicesAhead = 3;
 
-  // `host`: a backend of the same members that nothing else uses. `ring` wakes the driver.
+  // `host` is a backend with the same members, and nothing else uses it. `ring` wakes the driver.
   GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Backend> host, int member,
                    int members, std::function<void()> ring);
 
@@ -32,16 +32,16 @@ class GpuStagedBackend final : public GpuBackend {
   void finished() override {}
 
  private:
-  // A part, or some of its elements.
+  // A whole part, or some of its elements.
   struct Slice {
     size_t part;
-    size_t first = 0;     // element
-    size_t elements = 0;  // 0: the whole part
+    size_t first = 0;     // index of the first element
+    size_t elements = 0;  // 0 means the whole part
   };
   struct Staged {
     Slice slice;
     std::shared_ptr<PinnedMemory> input, output;
-    uint64_t arrival = 0;  // the copy to the host ends when completions_.past() has this value
+    uint64_t arrival = 0;  // the copy to the host ends when completions_.past() reaches this
   };
 
   void cut(const Part& part, size_t index);
@@ -55,12 +55,12 @@ class GpuStagedBackend final : public GpuBackend {
   const std::unique_ptr<Backend> host_;
   const int member_;
   const int members_;
-  std::deque<Slice> slices_;    // not yet fetched
-  std::deque<Staged> staged_;   // fetched, not yet delivered
-  uint64_t fetched_ = 0;        // copies to the host so far
+  std::deque<Slice> slices_;    // slices not yet fetched
+  std::deque<Staged> staged_;   // slices fetched but not yet delivered
+  uint64_t fetched_ = 0;        // number of copies to the host so far
   Part moving_;                 // staged_.front() as a part for host_
-  bool begun_ = false;          // true: host_ is moving moving_
-  GpuCompletions completions_;  // for copies to the host
+  bool begun_ = false;          // true while host_ moves moving_
+  GpuCompletions completions_;  // waits for copies to the host
 };
 
 }  // namespace farandole

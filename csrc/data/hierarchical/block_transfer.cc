@@ -65,7 +65,7 @@ struct BlockTransfer::Planner {
       if (other == host || !contributes(chunk, other)) continue;
       const size_t offset = room(chunk.wide_bytes);
       transfer.partials_in.add({chunk.reducer(hosts, other), task.chunk, offset, chunk.wide_bytes});
-      task.result = offset;  // if the chunk has one sender, its message is the result
+      task.result = offset;  // if the chunk has only one sender, the sender's message is the result
     }
     task.last_in = transfer.partials_in.messages().size();
     if (chunk.reduces()) task.result = room(chunk.packed_bytes);

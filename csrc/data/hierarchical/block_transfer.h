@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One member's work on a block in flight between hosts: its tasks for chunks, its messages and their memory.
+// One member's work on a block in flight between hosts: the member's tasks for chunks, its messages, and their memory.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace farandole {
 struct Message {
   int32_t peer;    // a member
   uint32_t chunk;  // index in the block
-  size_t offset;   // in the block's arena
+  size_t offset;   // offset in the block's arena
   size_t bytes;
   Wire::Ticket ticket = -1;
 };
@@ -39,7 +39,7 @@ class MessageQueue {
       m.ticket = wire.receive(m.peer, channel, arena + m.offset, m.bytes);
     }
   }
-  // Tests messages in order, up to the first incomplete one. True: at least one has completed.
+  // Tests messages in order, up to the first incomplete one. Returns true if at least one message has completed.
   bool look(Wire& wire) {
     const size_t before = done_;
     while (done_ < posted_ && wire.done(messages_[done_].ticket)) ++done_;
@@ -47,7 +47,7 @@ class MessageQueue {
   }
   bool complete() const { return done_ == messages_.size(); }
   bool under_way() const { return done_ < posted_; }
-  const Message& next() const { return messages_[done_]; }  // only if under_way()
+  const Message& next() const { return messages_[done_]; }  // may be called only if under_way()
 
  private:
   std::vector<Message> messages_;
@@ -60,13 +60,13 @@ bool host_has(const Part& part, const HostMap& hosts, int host);
 struct BlockTransfer {
   // This member's tasks for one chunk.
   struct ChunkTask {
-    uint32_t chunk;                    // index in the block
-    bool reduces = false;              // reducer: makes this host's partial result
-    bool combines = false;             // combiner: makes the result from partials, or receives it
-    bool relays = false;               // relay: receives the result
-    size_t partial = 0;                // offset in `arena`
-    size_t result = 0;                 // offset in `arena`
-    size_t first_in = 0, last_in = 0;  // the chunk's messages in partials_in
+    uint32_t chunk;         // index in the block
+    bool reduces = false;   // as the reducer, makes this host's partial result
+    bool combines = false;  // as the combiner, makes the result from partials or receives it
+    bool relays = false;    // as a relay, receives the result
+    size_t partial = 0;     // offset in `arena`
+    size_t result = 0;      // offset in `arena`
+    size_t first_in = 0, last_in = 0;  // range of the chunk's messages in partials_in
   };
 
   HierarchicalBlock block;
@@ -75,7 +75,7 @@ struct BlockTransfer {
   std::vector<std::byte> arena;  // holds all messages; the wire accesses no other memory
   size_t arena_bytes = 0;
 
-  // Makes tasks and messages for `block`. Does not touch `arena`, which may still be in use.
+  // Makes the tasks and messages for `block`. Does not touch `arena`, which may still be in use.
   void plan(const HostMap& hosts, int member, std::span<const Part> parts);
   bool complete() const {
     return partials_in.complete() && partials_out.complete() && results_in.complete() &&

@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-size_t slots_begin(int members) {  // after the counters' pages
+size_t slots_begin(int members) {  // the slots start after the counters' pages
   return whole_pages(HostProgressTable::bytes_needed(members));
 }
 
@@ -107,7 +107,7 @@ size_t HierarchicalBackend::held() const {
   return bytes;
 }
 
-// Frees the arenas: only the wire and this member access them, and after finished() neither does.
+// Frees the arenas. Only the wire and this member access them, and neither does so after finished().
 void HierarchicalBackend::rest() {
   for (BlockTransfer& f : transfers_) f.arena = {};
 }
@@ -118,8 +118,8 @@ void HierarchicalBackend::plan_next() {
   if (has_next_) next.plan(hosts_, member_, parts_);
 }
 
-// True if there is a block to stage and a slot for it. A slot and its arena are free when this host's members have
-// consumed the slot's last block, and that block's messages are complete.
+// True if there is a block to stage and a slot for it. A slot and its arena are free once this host's members have
+// consumed the slot's last block and that block's messages are complete.
 bool HierarchicalBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.settled + slots_ || at_.staged >= at_.consumed + slots_)
     return false;
@@ -149,7 +149,7 @@ bool HierarchicalBackend::finished() const {
   return !has_next_ && at_.consumed == at_.staged && at_.settled == at_.staged;
 }
 
-// Tests the messages for which a phase waits. True: one has completed.
+// Tests the messages for which phases wait. Returns true if a message has completed.
 bool HierarchicalBackend::poll() {
   wire_->move();
   bool moved = false;
@@ -173,7 +173,7 @@ void HierarchicalBackend::wait_for_wire() {
                                      "; the network is down, or a rank of that host is stopped");
 }
 
-// For the error text: the first member that has not sent a message, or does not receive one.
+// Returns the part of the error text that names the first member that has not sent a message or does not receive one.
 std::string HierarchicalBackend::awaited() const {
   for (uint64_t b = at_.settled; b < at_.staged; ++b) {
     const BlockTransfer& f = transfer(b);
@@ -221,7 +221,7 @@ void HierarchicalBackend::consume() {
   store(&HostProgress::consumed, ++at_.consumed);
 }
 
-// Stores this member's count. The last of the host's members to reach the count wakes the others.
+// Stores this member's count. The last of the host's members to reach this count wakes the others.
 void HierarchicalBackend::store(Column column, uint64_t blocks) {
   progress_.store(hosts_.local_of(member_), column, blocks);
   if (!progress_.all_reached(column, blocks)) return;

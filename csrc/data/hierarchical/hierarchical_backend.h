@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend between hosts (hierarchical allreduce): each host reduces in shared memory, workers exchange partial
-// results over the wire, and results return through shared memory. Driver only.
+// The backend for sets on several hosts (hierarchical allreduce). Each host reduces in shared memory, workers exchange
+// partial results over the wire, and results return through shared memory. Used only by the driver.
 #pragma once
 
 #include <algorithm>
@@ -22,18 +22,19 @@
 
 namespace farandole {
 
-// Decides when to poll a wire that cannot wake a thread: at intervals that double up to a limit. Detects a silent wire.
+// Decides when to poll a wire that cannot wake a thread, at intervals that double up to a limit. Detects a silent wire.
 class WirePatience {
  public:
-  // `silence_ns`: longest silence while a bucket is in flight; 0: no limit. `names`: names of all members, for errors.
+  // `silence_ns` is the longest allowed silence while a bucket is in flight; 0 means no limit. `names` are the names of
+  // all members, for error texts.
   WirePatience(int64_t silence_ns, std::vector<std::string> names)
       : silence_ns_(silence_ns), names_(std::move(names)) {}
 
   void start() { last_message_ = now_ns(), interval_ = kShortest; }
-  // Call it after progress: the next poll follows soon.
+  // Call this after progress, so that the next poll follows soon.
   void moved() { interval_ = kShortest, next_look_ = 0; }
   void message() { last_message_ = now_ns(); }
-  // Call it if there was no progress. `wakes`: Wire::wakes(). False: the wire has been silent for too long.
+  // Call this if there was no progress. `wakes` is Wire::wakes(). Returns false if the wire has been silent too long.
   bool wait(bool wakes) {
     const int64_t now = now_ns();
     next_look_ = now + (wakes ? kWoken : interval_);
@@ -47,17 +48,18 @@ class WirePatience {
  private:
   static constexpr int64_t kShortest = 10'000;
   static constexpr int64_t kLongest = 200'000;
-  static constexpr int64_t kWoken = 50'000'000;  // interval of checks for silence if `wakes`
+  static constexpr int64_t kWoken = 50'000'000;  // interval between checks for silence if `wakes`
   const int64_t silence_ns_;
   const std::vector<std::string> names_;
-  int64_t interval_ = 0;      // until the next poll
+  int64_t interval_ = 0;      // time until the next poll
   int64_t next_look_ = 0;     // time of the next poll
-  int64_t last_message_ = 0;  // when a message completed, or a bucket started
+  int64_t last_message_ = 0;  // time when a message last completed or a bucket started
 };
 
-// Phases of a block: staged (inputs in shared memory) -> reduced (this host's partials made and sent) -> combined (all
-// hosts' partials reduced, results sent) -> published (results in shared memory) -> consumed. Each phase has its own
-// cursor over a few slots. Inputs are reduced in member order, partials in host order: all members get the same bits.
+// A block goes through these phases: staged (inputs are in shared memory) -> reduced (this host's partials are made and
+// sent) -> combined (all hosts' partials are reduced, and the results are sent) -> published (results are in shared
+// memory) -> consumed. Each phase has its own cursor over a few slots. Inputs are reduced in member order and partials
+// in host order, so all members get the same bits.
 class HierarchicalBackend final : public Backend {
  public:
   struct Setup {
@@ -65,12 +67,12 @@ class HierarchicalBackend final : public Backend {
     int member = 0;
     std::byte* memory = nullptr;       // zeroed, mapped by this host's members, aligned to 64
     size_t bytes = 0;                  // at least bytes_needed()
-    std::vector<Wakeup> wakeups = {};  // for each member on this host
+    std::vector<Wakeup> wakeups = {};  // one for each member on this host
     std::unique_ptr<Wire> wire = nullptr;
     HierarchicalSchedule::Sizes sizes = {};
-    int slots = kSlots;  // equal on all members
-    double silence = 0;  // seconds without a message until a bucket fails; 0: never
-    std::vector<std::string> names = {};  // of all members, for errors
+    int slots = kSlots;  // same on all members
+    double silence = 0;  // seconds without a message until a bucket fails; 0 means never
+    std::vector<std::string> names = {};  // names of all members, for error texts
     PhaseWatch watch = {};
   };
   static constexpr int kSlots = 16;
@@ -126,12 +128,12 @@ class HierarchicalBackend final : public Backend {
   HierarchicalWorker worker_;
   std::span<const Part> parts_;
   std::vector<BlockTransfer> transfers_;
-  bool has_next_ = false;  // transfer(at_.staged) is scheduled
+  bool has_next_ = false;  // true if transfer(at_.staged) is scheduled
   bool aborted_ = false;
   struct {
-    // Numbers of blocks, over all buckets.
+    // Numbers of blocks, counted over all buckets.
     uint64_t staged = 0, reduced = 0, combined = 0, published = 0, consumed = 0;
-    uint64_t settled = 0;  // blocks whose messages are all complete
+    uint64_t settled = 0;  // number of blocks whose messages are all complete
   } at_;
 };
 

@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-// Bytes of partial result per byte of input.
+// Returns the number of bytes of a partial result per byte of input.
 size_t widening(const Part& part) {
   const Signature& s = part.signature;
   return size_of(kernels::partial_dtype(s.dtype, s.reduce_op, factors_of(part))) / size_of(s.dtype);
@@ -94,7 +94,7 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   if (bytes == 0) return false;
   const auto hosts = static_cast<size_t>(hosts_.hosts());
   const size_t stripe = bytes / static_cast<size_t>(hosts_.stripes());
-  // Between two hosts, one hop sends no more bytes than two hops, unless partial results are wider than results.
+  // With two hosts, one hop does not send more bytes than two hops do, unless partial results are wider than results.
   const bool direct = stripe * (hosts - 1) <= sizes_.direct_bytes || (hosts <= 2 && !widens);
   Chunk chunk;
   chunk.receiver = run_.front().signature.target();
@@ -109,8 +109,8 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   return true;
 }
 
-// Cuts all shares of a part at the same offsets, as if each were as long as the longest share. The output may therefore
-// start at the input's address: it overwrites only bytes that have been reduced.
+// Cuts all shares of a part at the same offsets, as if each share were as long as the longest one. Therefore the output
+// may start at the input's address: the output overwrites only bytes that have already been reduced.
 bool HierarchicalSchedule::fill_reducescatter(HierarchicalBlock& block) {
   const size_t window = sizes_.block_bytes / lanes_.size() / kAlignment * kAlignment;
   const size_t bytes = run_.fill_window(
@@ -162,7 +162,7 @@ size_t HierarchicalSchedule::next_window(std::vector<int>& senders) {
   return sizes_.block_bytes / count / kAlignment * kAlignment;
 }
 
-// Fills sections_ with the sender's next bytes, from slot offset 0. Output offsets are for this member.
+// Fills sections_ with the sender's next bytes, starting at slot offset 0. Output offsets are those of this member.
 size_t HierarchicalSchedule::take_sent(int sender, size_t window) {
   sections_.clear();
   return run_.fill_window(
@@ -228,7 +228,7 @@ bool HierarchicalSchedule::fill_alltoall(HierarchicalBlock& block) {
   return !senders_.empty();
 }
 
-// Cuts every stripe into chunks, which go to the homes in turn. The next block continues with the next home.
+// Cuts every stripe into chunks, which are assigned to the homes in turn. The next block continues with the next home.
 void HierarchicalSchedule::cut_stripes(HierarchicalBlock& block, Chunk chunk, size_t begin,
                                        size_t bytes, std::span<const int> homes) {
   const auto stripes = static_cast<size_t>(hosts_.stripes());

@@ -33,7 +33,7 @@ void HierarchicalWorker::stage(uint64_t block, const BlockTransfer& f) const {
   for (const Chunk& chunk : f.block.chunks) stage_chunk(block, f, chunk);
 }
 
-// Copies to the slot the bytes that other members of this host read, and to the output the bytes for this member.
+// Copies to the slot the bytes that other members of this host read. Copies to the output the bytes for this member.
 void HierarchicalWorker::stage_chunk(uint64_t block, const BlockTransfer& f,
                                      const Chunk& chunk) const {
   const bool mine = chunk.sender == member_;
@@ -87,7 +87,7 @@ void HierarchicalWorker::reduce_chunk(uint64_t block, BlockTransfer& f,
 }
 
 void HierarchicalWorker::combine(BlockTransfer& f) {
-  // Skips chunks without reduction: their received message is the result.
+  // Skips chunks without reduction, because the message received for such a chunk is already the result.
   for (const BlockTransfer::ChunkTask& task : f.tasks) {
     if (task.combines && f.block.chunks[task.chunk].reduces()) combine_chunk(f, task);
   }

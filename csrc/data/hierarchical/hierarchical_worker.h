@@ -16,10 +16,11 @@ namespace farandole {
 
 class HierarchicalWorker {
  public:
-  // `memory`: `slots` slots for each member of this host, with room for inputs and results. `hosts` must outlive this.
+  // `memory` consists of `slots` slots for each member of this host. Each slot has room for inputs and results. `hosts`
+  // must outlive this object.
   HierarchicalWorker(const HostMap& hosts, int member, std::byte* memory, uint64_t slots,
                      size_t block_bytes);
-  // Size of `memory`; 0 for a member that is alone on its host.
+  // Returns the size of `memory`, which is 0 for a member that is alone on its host.
   static size_t bytes_needed(int local_members, size_t block_bytes, int slots) {
     if (local_members == 1) return 0;
     return static_cast<size_t>(local_members * slots) * 2 * block_bytes;
@@ -27,7 +28,7 @@ class HierarchicalWorker {
 
   void start(std::span<const Part> parts) { parts_ = parts; }
   void forget() { parts_ = {}; }
-  // `block`: the block's number, which determines its slot.
+  // `block` is the block's number, which determines the block's slot.
   void stage(uint64_t block, const BlockTransfer& transfer) const;
   void reduce(uint64_t block, BlockTransfer& transfer);
   void combine(BlockTransfer& transfer);

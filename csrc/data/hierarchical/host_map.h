@@ -10,7 +10,7 @@ namespace farandole {
 
 class HostMap {
  public:
-  // `host_name[member]`: any number that identifies the member's host.
+  // `host_name[member]` is any number that identifies the member's host.
   explicit HostMap(const std::vector<int>& host_name) {
     std::vector<int> names;
     for (size_t member = 0; member < host_name.size(); ++member) {
@@ -32,9 +32,9 @@ class HostMap {
   int host_of(int member) const { return host_of_[static_cast<size_t>(member)]; }
   int local_of(int member) const { return local_of_[static_cast<size_t>(member)]; }
   const std::vector<int>& members_of(int host) const { return members_[static_cast<size_t>(host)]; }
-  // Number of stripes: the number of members on the largest host.
+  // Returns the number of stripes, which is the number of members on the largest host.
   int stripes() const { return static_cast<int>(stripes_); }
-  // The member that moves a stripe's bytes on a host.
+  // Returns the member that moves a stripe's bytes on a host.
   int worker(int host, int stripe) const {
     const std::vector<int>& here = members_of(host);
     return here[static_cast<size_t>(stripe) % here.size()];

@@ -63,14 +63,14 @@ bool MpiWire::done(Ticket ticket) {
   return true;
 }
 
-// A fault-tolerant MPI reports a lost rank by an error.
+// A fault-tolerant MPI reports a lost rank as an error.
 void MpiWire::fail(int member, const Error& error) {
   if (error.code() != ErrorCode::kLibrary) throw error;
   const Rank rank = ranks_.at(static_cast<size_t>(member));
   fault_.set(rank, host_names_.at(static_cast<size_t>(rank)), "MPI", error.what());
 }
 
-// Cancels receives. A send cannot be cancelled: it completes when the receiver takes the message.
+// Cancels receives. A send cannot be cancelled, but completes when the receiver takes the message.
 bool MpiWire::abandon() {
   size_t under_way = 0;
   const Deadline deadline = Deadline::in(kPartingTime);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wire over MPI.
+// A wire that uses MPI.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace farandole {
 
 class MpiWire final : public Wire {
  public:
-  // `ranks`: the members' ranks in `comm`, which must outlive the wire. `number`: unique among open wires; selects the
-  // tags, modulo half of MPI's largest tag. `host_names`: by rank, for errors.
+  // `ranks` are the members' ranks in `comm`. `number` must be unique among open wires; it selects the tags, modulo
+  // half of MPI's largest tag. `host_names` is indexed by rank, for error texts. Both references must outlive the wire.
   MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
           uint64_t number);
 
@@ -37,14 +37,14 @@ class MpiWire final : public Wire {
   int tag(Channel channel) const { return first_tag_ + static_cast<int>(channel); }
 
   MpiComm& comm_;
-  const std::vector<Rank> ranks_;  // by member
+  const std::vector<Rank> ranks_;  // indexed by member
   const std::vector<std::string>& host_names_;
   const int first_tag_;
   struct Operation {
     MpiRequest request;
-    int member;  // at the other end
+    int member;  // the member at the other end
   };
-  std::vector<Operation> operations_;  // by ticket
+  std::vector<Operation> operations_;  // indexed by ticket
   std::vector<Ticket> free_;
   WireFault fault_;
 };

@@ -36,7 +36,7 @@ Wire::Ticket TcpWire::receive(int member, Channel channel, std::byte* data, size
   return post(false, member, channel, data, bytes);
 }
 
-// Both ends count a channel's messages, so they know which stream carries which message.
+// Both ends count a channel's messages, so both know which stream carries which message.
 Wire::Ticket TcpWire::post(bool sends, int member, Channel channel, std::byte* data, size_t bytes) {
   const size_t route = ((sends ? ranks_.size() : 0) + static_cast<size_t>(member)) * kChannels +
                        static_cast<size_t>(channel);
@@ -57,7 +57,8 @@ void TcpWire::move() {
   }
 }
 
-// False if a connection in use is not watched (it is being opened, or the poller had no room), or a fault is withheld.
+// Returns false if a fault is withheld, or if a connection in use is not watched because it is still being opened or
+// because the poller had no room.
 bool TcpWire::wakes() const {
   return ends_->poller && !fault_ && std::ranges::all_of(connections_, [](const Connection& one) {
            return one.transfers.empty() || one.watched;
@@ -70,13 +71,14 @@ bool TcpWire::done(Ticket ticket) {
   return connection.complete > static_cast<uint64_t>(ticket & kNumberMask);
 }
 
-// The kernel keeps no pointer to a receive's memory, so the caller may reuse it immediately.
+// The kernel does not keep a pointer to a receive's memory, so the caller may reuse the memory immediately.
 bool TcpWire::abandon() {
   connections_.clear();
   return true;
 }
 
-// Continues to open a connection. A silent peer has not opened this wire yet; the backend limits that wait.
+// Continues to open a connection. A peer that does not answer has not opened this wire yet; the backend limits the
+// wait.
 bool TcpWire::open(Connection& connection) {
   TcpEnds& ends = *ends_;
   if (!connection.sends) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wire over TCP. A connection carries one channel's bytes from one member to another. A member reads only into
-// posted receives, so the kernel throttles a fast sender. Both ends know every length, so there are no headers.
+// A wire over TCP. A connection carries bytes of one channel from one member to another. A member reads only into
+// posted receives, so the kernel throttles a fast sender. Both ends know the length of every message, so there are no
+// headers.
 #pragma once
 
 #include <chrono>
@@ -24,14 +25,15 @@ struct TcpEnds {
   Key128 key{};  // the job's key
   TcpListener listener;
   std::vector<TcpAddress> addresses;    // by rank
-  std::vector<std::string> host_names;  // by rank, for error texts
+  std::vector<std::string> host_names;  // indexed by rank, for error texts
   std::chrono::milliseconds timeout;    // a peer that refuses connections for this long is lost
-  Poller* poller = nullptr;             // null: the backend polls
+  Poller* poller = nullptr;             // null if the backend polls
 };
 
 class TcpWire final : public Wire {
  public:
-  // `ranks`: world ranks of the set's members, by member. `number`: used by no other wire of the job, open or closed.
+  // `ranks` are the world ranks of the set's members, indexed by member. `number` must differ from the numbers of all
+  // other wires of the job, including closed ones.
   TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_t number);
   ~TcpWire() override;
 
@@ -44,24 +46,24 @@ class TcpWire final : public Wire {
   bool abandon() override;
 
  private:
-  // Connections for each channel and direction between two members. Messages use them in turn.
+  // Number of connections for each channel and direction between two members. Messages use these connections in turn.
   static constexpr uint64_t kStreams = 2;
 
   struct Transfer {  // the remaining bytes of a message
     std::byte* data;
     size_t bytes;
   };
-  struct Connection {  // opened by the sender, for the first message
+  struct Connection {  // the sender opens it for the first message
     Rank peer = -1;
     TcpLine name = 0;
     bool sends = false;
     std::unique_ptr<TcpCaller> caller = nullptr;
     Fd fd = {};
-    bool watched = false;  // the poller watches it
+    bool watched = false;  // true if the poller watches the connection
     std::deque<Transfer> transfers = {};
     uint64_t posted = 0, complete = 0;  // numbers of messages
   };
-  // Number of connections that peers may open.
+  // Returns the number of connections that peers may open.
   size_t callers() const { return ranks_.size() * kChannels * kStreams; }
   Ticket post(bool sends, int member, Channel channel, std::byte* data, size_t bytes);
   bool open(Connection& connection);
@@ -73,7 +75,7 @@ class TcpWire final : public Wire {
   const uint64_t number_;
   std::vector<Connection> connections_;  // by direction, member, channel and stream
   std::vector<uint64_t> posted_;         // messages so far, by direction, member and channel
-  std::byte nothing_{};                  // the byte sent for an empty message
+  std::byte nothing_{};                  // the byte that is sent for an empty message
   WireFault fault_;
 };
 

@@ -40,7 +40,7 @@ bool NcclBackend::ready() const {
   return communicator_ && (communicator_->ready() || communicator_->failed());
 }
 
-// Launches the unpack kernel only when the communicator is ready() again: NCCL's kernels enter the stream after
+// Launches the unpack kernel only when the communicator is ready() again. NCCL's kernels enter the stream after
 // launch() has returned, and the unpack kernel must follow them.
 Progress NcclBackend::step() {
   if (!communicator_) return Progress::kWaiting;
@@ -71,7 +71,7 @@ void NcclBackend::launch_pack() {
   mover_.launch(plan_.pack, table_, stream);
 }
 
-// Copies both tables to the device together, from pinned memory that lives until the bucket is done.
+// Copies both tables to the device together, from pinned memory that is kept until the bucket is done.
 void NcclBackend::upload() {
   const size_t first = plan_.pack.bytes(), second = plan_.unpack.bytes();
   auto pinned = device_->pinned(first + second);
@@ -92,7 +92,7 @@ void NcclBackend::wait_for_inputs() {
   }
 }
 
-// Frees the scratch memory in stream order, and so after the bucket's work.
+// Frees the scratch memory in stream order, and therefore after the bucket's work.
 void NcclBackend::abort() {
   if (communicator_) communicator_->abort();
   device_->free(std::exchange(scratch_, 0), device_->stream());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend for GPU memory by NCCL. All its work is in the device's stream.
+// The backend for GPU memory that uses NCCL. All of its work is in the device's stream.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace farandole {
 
 class NcclBackend final : public GpuBackend {
  public:
-  // `mover`: for the same device; must outlive the backend.
+  // `mover` must be for the same device and must outlive the backend.
   NcclBackend(const GpuMover& mover, NcclCommunicator::Setup setup);
 
   void begin(std::span<const Part> parts) override;
@@ -37,10 +37,10 @@ class NcclBackend final : public GpuBackend {
   const GpuMover& mover_;
   const NcclCommunicator::Setup setup_;
   const std::shared_ptr<const nccl::Api> api_;
-  bool has_key_ = false;  // new_key() has returned the key
+  bool has_key_ = false;  // true once new_key() has returned the key
   std::unique_ptr<NcclCommunicator> communicator_;
   NcclSchedule plan_;
-  bool launched_ = false;  // the bucket's pack kernel and NCCL calls are launched
+  bool launched_ = false;  // true once the bucket's pack kernel and NCCL calls are launched
   cuda::Address scratch_ = 0;
   cuda::Address table_ = 0;  // table of segments, in scratch memory
 };

@@ -15,7 +15,7 @@
 namespace farandole {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{100};  // interval of checks for errors and deadlines
+constexpr std::chrono::milliseconds kLook{100};  // interval between checks for errors and deadlines
 // NCCL's errors are reported after this delay. NCCL may notice a dead peer first, but only the death watch can name it.
 constexpr std::chrono::milliseconds kDeathIsHeard{1000};
 constexpr std::chrono::seconds kClosingTimeout{10};
@@ -24,10 +24,10 @@ constexpr std::chrono::seconds kAbortTimeout{5};
 
 }  // namespace
 
-// State shared by the communicator and its two threads, worker and watcher. It outlives the communicator, because a
-// thread may stay in NCCL. The worker makes NCCL's calls in a group. The worker holds the mutex while the group
-// collects calls, but not in ncclGroupEnd, which does the work and may block. So the watcher never aborts while calls
-// are being collected.
+// State shared by the communicator and its two threads, the worker and the watcher. The state may outlive the
+// communicator, because a thread may stay in NCCL. The worker makes NCCL's calls in a group. The worker holds the mutex
+// while the group collects calls, but not in ncclGroupEnd, which does the work and may block. Therefore the watcher
+// never aborts while calls are being collected.
 class NcclCommunicator::Shared {
  public:
   struct Task {
@@ -36,7 +36,7 @@ class NcclCommunicator::Shared {
   };
   explicit Shared(Setup its) : setup(std::move(its)) {}
   void watch();
-  bool begin(Task task);  // false: not started; busy, failed or aborted
+  bool begin(Task task);  // returns false, without starting the task, unless the state is kReady
   void tell();            // wakes the watcher
   nccl::Result call(const NcclCall& call);
 
@@ -45,7 +45,7 @@ class NcclCommunicator::Shared {
   std::atomic<State> state{State::kReady};
 
   std::mutex mutex;
-  nccl::Comm comm = nullptr;  // nullptr: not made yet, or destroyed
+  nccl::Comm comm = nullptr;  // nullptr if not created yet, or destroyed
   int launches = 0;
   Deadline done_by = Deadline::never();
   std::string failure;
@@ -60,13 +60,13 @@ class NcclCommunicator::Shared {
   void give_up(std::unique_lock<std::mutex>& lock);
 
   std::optional<Task> task_;
-  bool calling_ = false;              // the worker is in ncclGroupEnd
+  bool calling_ = false;              // true while the worker is in ncclGroupEnd
   std::condition_variable returned_;  // wakes the watcher in give_up()
   std::atomic<uint32_t> news_{0};     // wakes the watcher in watch()
   Deadline ready_by_ = Deadline::never();
-  Deadline fails_by_ = Deadline::never();  // after NCCL has returned an error
-  bool fresh_ = false;                     // a task has started since the watcher's last check
-  bool asleep_ = false;                    // the watcher sleeps until tell()
+  Deadline fails_by_ = Deadline::never();  // set after NCCL has returned an error
+  bool fresh_ = false;   // true if a task has started since the watcher's last check
+  bool asleep_ = false;  // true while the watcher sleeps until tell()
 };
 
 NcclCommunicator::NcclCommunicator(Setup setup, const nccl::UniqueId& id)
@@ -168,7 +168,7 @@ void NcclCommunicator::Shared::work() {
     const nccl::Result gathered = task_->calls();
     calling_ = true;
     lock.unlock();
-    const nccl::Result ended = api.group_end();  // also after an error: an open group must end
+    const nccl::Result ended = api.group_end();  // even after an error, an open group must end
     lock.lock();
     calling_ = false;
     const Task done = *std::exchange(task_, std::nullopt);
@@ -218,7 +218,7 @@ void NcclCommunicator::Shared::fail(const std::string& text) {
   setup.changed();
 }
 
-// Marks the communicator as failed after an error of NCCL or a deadline. Returns the time of the next check.
+// Marks the communicator as failed after an NCCL error or a missed deadline. Returns the time of the next check.
 Deadline NcclCommunicator::Shared::look() {
   if (state != State::kBusy && state != State::kReady) return Deadline::never();
   nccl::Result found = nccl::kSuccess;
@@ -240,8 +240,8 @@ Deadline NcclCommunicator::Shared::look() {
   return works ? Deadline::in(kLook) : Deadline::never();
 }
 
-// Sleeps without a time limit only if no work is under way and none has started since the last check. In a steady
-// stream of buckets, no bucket then has to wake this thread.
+// Sleeps without a time limit only if no work is under way and none has started since the last check. Therefore, in a
+// steady stream of buckets, no bucket has to wake this thread.
 void NcclCommunicator::Shared::watch() {
   Thread worker;
   std::unique_lock lock(mutex);
@@ -262,9 +262,9 @@ void NcclCommunicator::Shared::watch() {
   if (worker.joinable()) worker.join();
 }
 
-// In a group, ncclCommAbort only sets the abort flag, which ends the worker's call. ncclGroupEnd then frees the
-// communicator, and may never return. An NCCL older than kFirstAbortOfGroups frees the communicator in ncclCommAbort,
-// so this function first waits for the worker's call, which returns when a dead peer's connections end.
+// Inside a group, ncclCommAbort only sets the abort flag, which ends the worker's call. Afterwards ncclGroupEnd frees
+// the communicator, and may never return. An NCCL older than kFirstAbortOfGroups frees the communicator in
+// ncclCommAbort, so this function first waits for the worker's call, which returns when a dead peer's connections end.
 void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
   const GpuDevice::Scope scope(*setup.device);
   const auto is_back = [this] { return !calling_; };

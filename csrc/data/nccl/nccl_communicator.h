@@ -24,29 +24,30 @@ class NcclCommunicator {
     std::shared_ptr<GpuDevice> device;
     int member;
     int members;
-    std::chrono::nanoseconds open_timeout;  // limit for any call
-    std::chrono::nanoseconds work_timeout;  // limit for launched work; 0: none
-    std::function<void()> changed;          // wakes the driver; both threads call it
+    std::chrono::nanoseconds open_timeout;  // time limit for any call
+    std::chrono::nanoseconds work_timeout;  // time limit for launched work; 0 means none
+    std::function<void()> changed;          // wakes the driver; called from both threads
   };
   NcclCommunicator(Setup setup, const nccl::UniqueId& id);
-  // Closes an idle, healthy communicator. Aborts any other, and waits for a few seconds. If NCCL has not returned by
-  // then, the threads stay in NCCL, and keep the device, until the process ends.
+  // Closes a communicator that is idle and healthy. Aborts any other communicator and waits for a few seconds. If NCCL
+  // has not returned by then, the threads stay in NCCL and keep the device until the process ends.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   // ---- Driver only
-  bool ready() const { return state_ == State::kReady; }  // true: the next call may start
+  bool ready() const { return state_ == State::kReady; }  // true if the next call may start
   bool failed() const { return state_ == State::kFailed; }
-  void check() const;  // throws Error(kLibrary) if it has failed
-  // Starts the calls and returns. ready() is true when they have returned.
+  void check() const;  // throws Error(kLibrary) if the communicator has failed
+  // Starts the calls and returns. ready() becomes true when the calls have returned.
   void launch(std::span<const NcclCall> calls);
-  void finished();  // call it when the oldest launch is done
-  // Makes the watcher abort kernels in flight, which then end soon. Neither waits nor throws.
+  void finished();  // must be called when the oldest launch is done
+  // Makes the watcher abort the kernels in flight, so that they end soon. Neither waits nor throws.
   void abort();
 
  private:
-  // Busy (a call is under way) <-> ready. Both may become failed (error or deadline); every state may become aborted.
+  // A communicator alternates between busy (a call is under way) and ready. In both states, an error or a deadline
+  // makes it failed. In every state, abort() makes it aborted.
   enum class State { kBusy, kReady, kFailed, kAborted };
   class Shared;
   void begin(const char* what, std::function<nccl::Result()> calls);

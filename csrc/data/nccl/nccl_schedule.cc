@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only computes addresses; calls neither CUDA nor NCCL.
+// The functions of this file only compute addresses. They call neither CUDA nor NCCL.
 #include "data/nccl/nccl_schedule.h"
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace farandole {
 namespace {
 
-// The type in which NCCL adds integers: usually their own type. If NCCL lacks that type, or sums are scaled, it is
-// their accumulator type (DTypeTraits::carrier): small types would overflow before the division.
+// Returns the type in which NCCL adds integers. This is usually their own type. If NCCL lacks that type, or if sums are
+// scaled, it is their accumulator type (DTypeTraits::carrier), because small types would overflow before the division.
 DType integer_form(DType type, bool scaled) {
   const DTypeTraits& traits = traits_of(type);
   return scaled || traits.nccl < 0 ? traits.carrier : type;
@@ -29,7 +29,7 @@ void scale_floats(NcclForm& form, const Signature& s, int64_t divisor) {
   }
 }
 
-constexpr size_t kAlignment = 256;  // of scratch buffers
+constexpr size_t kAlignment = 256;  // alignment of scratch buffers
 constexpr size_t kPackAlignment = 16;
 
 cuda::Address address_of(const std::byte* pointer) {
@@ -100,7 +100,7 @@ cuda::Address NcclSchedule::take(size_t bytes) {
   return address;
 }
 
-// Depends on the signature only, so that every member makes the same calls, with or without buffers.
+// Depends only on the signature, so that every member makes the same calls, whether it has buffers or not.
 bool NcclSchedule::goes_direct(const Reduction& one) const {
   return one.part->signature.bytes() > kPackedBytes;
 }
@@ -181,7 +181,8 @@ void NcclSchedule::plan_packed(std::span<const Reduction> some) {
   calls.push_back(call_of(*some.front().part, form, buffer, buffer, bytes / size_of(form.type)));
 }
 
-// Uses scratch memory if NCCL cannot write to the output: types differ, or the output overlaps the input.
+// Uses scratch memory if NCCL cannot write to the output, because there is no output, because the types differ, or
+// because the output overlaps the input.
 void NcclSchedule::plan_reducescatter(const Reduction& one) {
   const NcclForm& form = one.form;
   const Part& part = *one.part;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans a bucket as at most three launches: a pack kernel, a group of NCCL calls, an unpack kernel. make() runs twice:
-// first to measure the scratch memory, then with its address.
+// Plans a bucket as at most three launches: a pack kernel, a group of NCCL calls, and an unpack kernel. make() is
+// called twice: first to measure the scratch memory, then with the address of that memory.
 #pragma once
 
 #include <span>
@@ -13,15 +13,15 @@
 
 namespace farandole {
 
-// A reduction for NCCL: type, operator, and the conversions by farandole's kernel before and after. Integers follow the
-// rules of kernels/kernels.h: small integers are added in wider types, and divisions truncate.
+// Describes a reduction for NCCL: its type, its operator, and the conversions by farandole's kernel before and after
+// it. Integers follow the rules of kernels/kernels.h: small integers are added in wider types, and divisions truncate.
 struct NcclForm {
   DType element;           // DTypeTraits::real of the part's type
-  size_t per_element = 1;  // real numbers in an element
+  size_t per_element = 1;  // number of real numbers in an element
   DType type;              // the type that NCCL adds
   nccl::RedOp op = nccl::kSum;
   ReduceOp identity = ReduceOp::kSum;  // the op whose neutral element stands for a missing input
-  // target = source * factor / divisor, before (in) and after (out)
+  // A conversion computes target = source * factor / divisor, before (in) and after (out) the reduction.
   double factor_in = 1.0, factor_out = 1.0;
   int64_t divisor_in = 1, divisor_out = 1;
 
@@ -33,11 +33,11 @@ struct NcclForm {
   }
 };
 
-// Returns the form of an allreduce or reducescatter. Floats are scaled after adding: network switches can only add, and
-// one division rounds less than a factor for each input. float16 is scaled before adding, so that sums do not overflow.
+// Returns the form of an allreduce or reducescatter. Floats are scaled after adding, because network switches can only
+// add and one division rounds less than a factor for each input. float16 is scaled first, so that sums do not overflow.
 NcclForm form_of(const Part& part);
 
-nccl::DataType nccl_type(DType type);  // for NcclForm::type
+nccl::DataType nccl_type(DType type);  // returns NCCL's data type for NcclForm::type
 
 struct NcclCall {
   enum class Kind { kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kSend, kReceive };

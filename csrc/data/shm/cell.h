@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cell: shared memory in which the members of a process set on one host complete a small call. Each member works in
-// its calling thread. A cell reports no errors. If a member is late, makes a different call, has called join(), leaves
-// or dies, the round is dissolved, and all members make the call through the coordinator.
+// A cell is shared memory in which the members of a process set on one host complete a small call. Each member does its
+// work in the thread that makes the call. A cell reports no errors. If a member is late, makes a different call, has
+// called join(), leaves or dies, the round is dissolved, and all members make the call through the coordinator.
 //
 // MPICH's release_gather and DeepSpeed's shm.cpp use the same algorithm: each member writes its input to its own place,
 // and every member reads all places in member order.
@@ -31,7 +31,7 @@ class Cell {
     Spin spin;                         // for waiting callers
   };
   static constexpr size_t kAlignment = 4096;
-  // Largest input. Larger inputs go through the set's lane, where members divide the work.
+  // Returns the largest input's size in bytes. Larger inputs go through the set's lane, where members divide the work.
   static size_t most_bytes(int members);
   static size_t bytes(int members);
 
@@ -46,26 +46,27 @@ class Cell {
   };
 
   // ---- One thread at a time
-  // Writes `input`, and waits until all members have made the same call. False: make the call through the coordinator.
+  // Writes `input` and waits until all members have made the same call. Returns false if the call must be made through
+  // the coordinator.
   bool meet(const Call& call, std::span<const std::byte> input) {
     const bool met = come(call, input) == cell_protocol::End::kCompleted;
     completed_ += met;
     return met;
   }
-  // Input of `member` after meet() returned true; valid until this member's next meet().
+  // Returns the input of `member` after meet() has returned true. The input is valid until this member's next meet().
   const std::byte* input_of(int member) const { return place(member, parity_); }
-  // Number of calls completed in this cell; equal on all members.
+  // Returns the number of calls completed in this cell, which is the same on all members.
   uint64_t completed() const { return completed_; }
 
   // ---- The caller holds the mutex of RankCalls
   // Publishes how many of the set's calls have ended on this member, and how many it has under way outside the cell.
   void tell(uint64_t ended, uint32_t under_way);
-  // Call it after this member has reported to the coordinator: dissolves the round in which peers wait for this member.
+  // Dissolves the round in which peers wait for this member. Call it after this member has reported.
   void disturb();
 
  private:
   struct alignas(64) Word;
-  // Each member writes its own cache line; all read it.
+  // Each member writes its own cache line. All members read it.
   struct alignas(64) Line {
     std::atomic<uint64_t> definition;
     std::atomic<uint64_t> sequence;
@@ -84,7 +85,7 @@ class Cell {
   Setup setup_;
   std::byte* const memory_;
   const size_t most_bytes_;
-  uint32_t parity_ = 0;  // of the last round of this member
+  uint32_t parity_ = 0;  // parity of this member's last round
   uint64_t completed_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arenas of a host's ranks. A rank maps a peer's arena once the peer announces it. Driver only, unless marked.
+// The arenas of a host's ranks. A rank maps a peer's arena once the peer announces it. For the driver, unless marked.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@
 
 namespace farandole {
 
-// Flags in shared memory: which arenas are in use, and which ranks have mapped them. Each flag is set once, by one
-// rank. Zeroed memory is valid.
+// Flags in shared memory that say which arenas are in use and which ranks have mapped them. Each flag is set once, by
+// one rank. Zeroed memory is a valid initial state.
 class ArenaDirectory {
  public:
   ArenaDirectory(std::byte* memory, int ranks)
@@ -40,32 +40,33 @@ class ArenaDirectory {
 
 class HostArenas {
  public:
-  // `fds`: descriptors of all local ranks' arenas. This rank's entry is ignored.
+  // `fds` are the descriptors of all local ranks' arenas. This rank's entry is ignored.
   HostArenas(std::shared_ptr<Arena> own, int own_rank, std::vector<Fd> fds,
              ArenaDirectory directory);
 
   bool has_own() const { return own_->in_use(); }
   // Maps the arenas that `ranks` have announced. If mapping an arena fails, its data is staged instead.
   void look_around(const std::vector<int>& ranks);
-  // Offset of `memory` in this rank's arena. nullopt: `memory` is elsewhere, or some `ranks` have not mapped it.
+  // Returns the offset of `memory` in this rank's arena. Returns nullopt if `memory` is not in the arena, or if some of
+  // `ranks` have not mapped the arena.
   std::optional<uint64_t> offset_of(const std::byte* memory, const std::vector<int>& ranks);
-  // Memory of another rank, at an offset that it has published.
+  // Returns the memory of another rank at an offset that this other rank has published.
   std::byte* at(int rank, uint64_t offset) const {
     return peers_[static_cast<size_t>(rank)].mapping.get() + offset;
   }
-  // Calls Arena::retire(), and logs a failure.
+  // Calls Arena::retire(). Logs an error if that fails.
   void retire(const std::byte* memory) noexcept;
-  // Call it after peers have written to `memory`, at `offset`. If a bucket of another set has retired that memory,
-  // copies the bytes from the old pages.
+  // Call this after peers have written to `memory`, which is at `offset` in the arena. If a bucket of another set has
+  // retired that memory, copies the bytes from the old pages.
   void catch_up(std::byte* memory, uint64_t offset, size_t bytes) const;
 
-  // Number of bytes of this rank that peers have accessed in place. Any thread.
+  // Returns the number of bytes in this rank's memory that peers have accessed in place. May be called from any thread.
   uint64_t mapped_bytes() const { return mapped_bytes_.load(std::memory_order_relaxed); }
   void count(size_t bytes) { mapped_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
  private:
   struct Peer {
-    Fd fd;  // until the arena is mapped
+    Fd fd;  // open until the arena is mapped
     Mapping mapping;
   };
 

@@ -16,7 +16,7 @@ namespace {
 // Small enough that a reduced chunk is still in the L1 cache when it is copied to the other targets.
 constexpr size_t kChunkBytes = 32 * 1024;
 
-// The counters and marks, the address tables, and the slots each start on a new page.
+// The counters and marks start on a new page, and so do the address tables and the slots.
 size_t marks_begin(int members) { return HostProgressTable::bytes_needed(members); }
 size_t tables_begin(int members, int slots) {
   return whole_pages(marks_begin(members) + Exchange::mark_bytes(members, slots));
@@ -32,7 +32,7 @@ const ShmSetup& checked(const ShmSetup& setup) {
                                         " bytes instead of " + std::to_string(needed));
 }
 
-// True if peers may read the input in place. An allreduce overwrites a range only after all have read it. A
+// True if peers may read the input in place. An allreduce overwrites a range only after all members have read it. A
 // reducescatter whose output overlaps its input would overwrite bytes that peers have not read yet.
 bool may_show_input(const Part& part) {
   if (part.signature.traits().pattern != Pattern::kReduceToOwners) return true;
@@ -73,8 +73,8 @@ size_t Exchange::slot_bytes(int members, int slots, size_t block_bytes) {
   return static_cast<size_t>(members) * static_cast<size_t>(slots) * block_bytes;
 }
 
-// A whole block gets no table, so its input is copied: every member reduces the block, and could overwrite its own
-// input before all members have read it.
+// A block that every member reduces as a whole has no table, so its inputs are copied. Otherwise a member could
+// overwrite its own input before all members have read it.
 void Exchange::open(uint64_t number, const Block& block) {
   if (arenas_ == nullptr) return;
   arenas_->look_around(locals_);
@@ -83,7 +83,7 @@ void Exchange::open(uint64_t number, const Block& block) {
   if (has_table) claim(claims_.back(), slots_ * sizeof(Table));
   uint64_t& told = used(number, member_);
   if (told != has_table)
-    told = has_table;  // not written if unchanged, so it stays in the peers' caches
+    told = has_table;  // not written if unchanged, so that the mark stays in the peers' caches
 }
 
 void Exchange::claim(Claim& claim, size_t bytes) {
@@ -258,7 +258,7 @@ void ShmBackend::stage() {
   exchange_.open(at_.staged, current);
   for (const Range& range : current.sends) {
     const bool shown = exchange_.offer(at_.staged, range, parts_[range.part]);
-    // If the block has owners, this is not needed: owners whose stripes this member receives have read its inputs.
+    // If the block has owners, this is not needed: once this member has their stripes, they have read its inputs.
     if (shown && current.owners == 0) at_.shown = at_.staged + 1;
   }
   if (current.owners > 0) {
@@ -302,8 +302,8 @@ void ShmBackend::reduce_range(const Block& block, const Range& range) {
                                                 : exchange_.reach(at_.reduced, range, member));
   }
   scratch_.targets.clear();
-  // A result for peers is written to this member's memory, then copied to the slot. The slot's cache lines are in the
-  // peers' caches, and a copy claims cache lines faster than the kernels' stores do.
+  // A result for peers is first written to this member's memory and then copied to the slot. The slot's cache lines are
+  // in the peers' caches, and a copy claims cache lines faster than the kernels' stores do.
   if (!shared && overwrites_own_input(part, range)) {
     scratch_.targets.push_back(exchange_.own_slot(at_.reduced, range));
     combine(part, range.bytes, range.bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend within one host: moves buckets in blocks through shared memory. Its slots are small, so they stay in CPU
-// caches. Driver only.
+// The backend within one host. It moves buckets in blocks through shared memory. Its slots are small, so they stay in
+// CPU caches. Used only by the driver.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace farandole {
 
-// Settings of a ShmBackend. `members`, `block_bytes`, `slots`, `direct_bytes` and `locals` are equal on all members.
+// Settings of a ShmBackend. All members need equal `members`, `block_bytes`, `slots`, `direct_bytes` and `locals`.
 struct ShmSetup {
   static constexpr size_t kBlockBytes = 512 * 1024;
   static constexpr int kSlots = 4;
@@ -32,15 +32,15 @@ struct ShmSetup {
   size_t block_bytes = kBlockBytes;
   int slots = kSlots;
   size_t direct_bytes = kDirectBytes;  // see ShmSchedule
-  HostArenas* arenas = nullptr;        // null: no zero copy; must outlive the backend
+  HostArenas* arenas = nullptr;        // null if there is no zero copy; must outlive the backend
   std::vector<int> locals = {};        // local ranks of the members; used with `arenas`
-  int fd = -1;                         // file of `memory`, if its pages are allocated on use
+  int fd = -1;  // file of `memory` if its pages are allocated on use, else -1
   PhaseWatch watch = {};
 };
 
-// Gives peers access to a block's bytes: through copies in slots of shared memory or, if all members have mapped the
-// buffer's arena, in place (zero copy). In place, members exchange only addresses. Each member chooses one of these
-// ways for each part. Pointers stay valid until all members have consumed the block. "My" means this member's.
+// Gives peers access to a block's bytes, either through copies in slots of shared memory or in place (zero copy). In
+// place, members exchange only addresses, and all members must have mapped the buffer's arena. Each member chooses one
+// of these ways for each part. Pointers stay valid until all members have consumed the block. "My" means this member's.
 class Exchange {
  public:
   explicit Exchange(const ShmSetup& setup);
@@ -48,9 +48,9 @@ class Exchange {
   static size_t table_bytes(int members, int slots);
   static size_t slot_bytes(int members, int slots, size_t block_bytes);
 
-  // Stage phase: call it before offer() and expect().
+  // Stage phase: must be called before offer() and expect().
   void open(uint64_t number, const Block& block);
-  // Stage phase: makes the range of my input accessible. True: peers read the input buffer itself.
+  // Stage phase: makes the range of my input accessible. Returns true if peers read the input buffer itself.
   bool offer(uint64_t block, const Range& range, const Part& part);
   // Stage phase: lets the peer that reduces this range write into my output, if peers have mapped the output.
   void expect(uint64_t block, const Range& range, const Part& part);
@@ -59,29 +59,29 @@ class Exchange {
   // Reduce phase: appends to `targets` all addresses where peers expect the range's result.
   void deliver(uint64_t block, const Range& range, const Part& part,
                std::vector<std::byte*>& targets);
-  // The range in my slot. If I reduce the range, it can hold the result, because no peer reads my input there.
+  // Returns the range in my slot. If I reduce the range, the slot can hold the result: no peer reads my input there.
   std::byte* own_slot(uint64_t block, const Range& range);
   // Consume phase: copies to my output the range that range.member has offered or reduced, unless it is there already.
   void fetch(uint64_t block, const Range& range, const Part& part) const;
   // Drops the bucket in flight. Afterwards peers cannot change the parts' buffers.
   void abandon(std::span<const Part> parts);
-  // Bytes of my slots and tables that give_back() frees; 0 if all memory is permanent.
+  // Returns the number of bytes of my slots and tables that give_back() frees, or 0 if all memory is permanent.
   size_t held() const { return held_; }
-  // Frees held() bytes. Call only when no peer reads them any more.
+  // Frees the bytes that held() counts. May be called only when no peer reads these bytes any more.
   void give_back();
 
  private:
-  // Addresses of a part's buffers: 1 + offset in the member's arena; kNowhere: not in a mapped arena.
+  // Addresses of a part's buffers: 1 + the offset in the member's arena, or kNowhere if not in a mapped arena.
   static constexpr uint64_t kNowhere = 0;
   struct Address {
     uint64_t input;
     uint64_t output;
   };
-  // Nonzero if a member has a table for a block. Otherwise the member copies everything.
+  // Nonzero if a member has a table for a block. Otherwise the member copies all its bytes.
   struct Mark {
     alignas(64) uint64_t used;
   };
-  // Indexed by part number modulo kMostParts. A block's parts belong to one run, so no two share an index.
+  // Indexed by part number modulo kMostParts. A block's parts belong to one run, so no two parts share an index.
   struct Table {
     Address addresses[PartRun::kMostParts];
   };
@@ -122,7 +122,7 @@ class Exchange {
   const size_t block_bytes_;
   HostArenas* const arenas_;
   const std::vector<int> locals_;
-  std::vector<Claim> claims_;  // each slot, then all tables
+  std::vector<Claim> claims_;  // one for each slot, then one for all tables
   size_t held_ = 0;
 };
 
@@ -131,7 +131,8 @@ class Exchange {
 class ShmBackend final : public Backend {
  public:
   explicit ShmBackend(const ShmSetup& setup);
-  // Bytes of memory that the backend needs. If ShmSetup::fd is set, the bytes after `at_once` are allocated on use.
+  // Returns the size of the memory that the backend needs. If ShmSetup::fd is set, the bytes after `at_once` are
+  // allocated when they are first used.
   static SegmentSize sizes(int members, size_t block_bytes, int slots);
 
   void begin(std::span<const Part> parts) override;
@@ -169,19 +170,20 @@ class ShmBackend final : public Backend {
   ShmSchedule plan_;
   const PhaseWatch watch_;
   std::span<const Part> parts_;
-  std::vector<Block> blocks_;  // those in flight, and the next one to stage
+  std::vector<Block> blocks_;  // the blocks in flight, and the next one to stage
   struct {
-    std::vector<const std::byte*> inputs;  // of reduce_range()
-    std::vector<std::byte*> targets;       // outputs of reduce_range(), which reduces to the first
-    std::vector<const void*> chunk;        // inputs at the current chunk
+    std::vector<const std::byte*> inputs;  // inputs of reduce_range()
+    std::vector<std::byte*> targets;  // outputs of reduce_range(), which reduces into the first
+    std::vector<const void*> chunk;   // inputs at the current chunk
   } scratch_;
-  bool has_next_ = false;  // block(at_.staged) is scheduled
+  bool has_next_ = false;  // true if block(at_.staged) is scheduled
   bool aborted_ = false;
   struct {
-    uint64_t staged = 0;  // staged, reduced, consumed: as in this member's HostProgress
+    // The first three are the same as in this member's HostProgress.
+    uint64_t staged = 0;
     uint64_t reduced = 0;
     uint64_t consumed = 0;
-    uint64_t shown = 0;  // once all have consumed this many blocks, no peer reads my inputs
+    uint64_t shown = 0;  // once all members have consumed this many blocks, no peer reads my inputs
   } at_;
 };
 

@@ -117,8 +117,8 @@ void ShmSchedule::add_stripes(Block& block, const Range& segment, size_t stripe_
   }
 }
 
-// Cuts all shares of a part at the same offsets, as if each were as long as the longest share. The output may therefore
-// start at the input's address: every byte that it overwrites has been staged.
+// Cuts all shares of a part at the same offsets, as if each share were as long as the longest one. Therefore the output
+// may start at the input's address: every byte that the output overwrites has already been staged.
 bool ShmSchedule::fill_reducescatter(Block& block) {
   const size_t window = block_bytes_ / static_cast<size_t>(members_) / kAlignment * kAlignment;
   const size_t bytes = run_.fill_window(

@@ -13,8 +13,9 @@
 
 namespace farandole {
 
-// One member's progress, in shared memory: numbers of blocks over all buckets. Only that member writes these counters,
-// and they never decrease. Zeroed memory is valid. Accesses are seq_cst, because Wakeup checks for sleepers afterwards.
+// One member's progress, in shared memory. The counters are numbers of blocks, counted over all buckets. Only that
+// member writes its counters, and they never decrease. Zeroed memory is a valid initial state. Accesses are seq_cst,
+// because Wakeup checks for sleepers afterwards.
 struct HostProgress {
   using Counter = std::atomic<uint64_t>;
   alignas(64) Counter staged{0};
@@ -64,18 +65,18 @@ struct Range {
 
 // One member's work for a block, in three phases: stage, reduce, consume.
 struct Block {
-  std::vector<Range> sends;      // stage: this member's input, for peers
+  std::vector<Range> sends;      // stage: this member's input that peers read
   std::vector<Range> keeps;      // stage: this member's input, copied to its own output
   std::vector<Range> reduces;    // reduce: inputs of all members, combined into a result
   std::vector<Range> receives;   // consume: results and inputs of peers, copied to the output
   std::vector<int32_t> sources;  // members from which `receives` come
   bool combines = false;         // a member reduces only after all members have staged
   bool whole = false;            // every member reduces the whole block (one-shot)
-  int owners = 0;                // members [0, owners) reduce one stripe each, for all (two-shot)
+  int owners = 0;  // members [0, owners) each reduce one stripe for all members (two-shot)
 
   // True if peers read this member's slot for this block. Otherwise the slot may still be in use for an older block.
   bool shows() const { return !sends.empty() || owners > 0; }
-  void clear();  // keeps capacities, so later blocks need no allocation
+  void clear();  // keeps the capacities, so later blocks need no allocation
 };
 
 class ShmSchedule {
@@ -83,14 +84,14 @@ class ShmSchedule {
   // Stripes start at cache lines, so no element is cut.
   static constexpr size_t kAlignment = 64;
 
-  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If the inputs of all members to a block of
-  // an allreduce have at most `direct_bytes` together, every member reduces the whole block: one hop instead of two.
+  // `block_bytes` is a multiple of kAlignment and at least kAlignment * members. If all members' inputs to an allreduce
+  // block have at most `direct_bytes` in total, every member reduces the whole block: one hop instead of two.
   ShmSchedule(int member, int members, size_t block_bytes, size_t direct_bytes);
 
   // Throws Error(kInternal) if a part is inconsistent. `parts` must stay valid until the last next().
   void start(std::span<const Part> parts);
 
-  // False: there is no next block.
+  // Returns false if there is no next block.
   bool next(Block& block);
 
  private:
@@ -112,8 +113,8 @@ class ShmSchedule {
   const size_t direct_bytes_;
   PartRun run_;
   Kind kind_ = Kind::kAllreduce;
-  std::vector<PartLane> lanes_;  // one per sender for copies; reductions use one
-  std::vector<Range> segments_;  // an allreduce block, before it is cut into stripes
+  std::vector<PartLane> lanes_;  // copies use one per sender; reductions use only the first
+  std::vector<Range> segments_;  // an allreduce block's ranges before they are cut into stripes
 };
 
 }  // namespace farandole

@@ -29,14 +29,14 @@ std::optional<DirectCalls::Visit> DirectCalls::enter(const CheckedCall& call,
   return Visit{set.cell, {definition, sequence, rows}, set};
 }
 
-// If this rank fails after all members have met, the job ends, because only this rank would lack the result.
+// If this rank fails after all members have met, the whole job ends, because only this rank would lack the result.
 bool DirectCalls::meet(const Visit& visit, const Request& request, Submission& mine) {
   bool met = false;
   try {
     const Part part = part_of({}, request.signature, visit.set, &mine);
     met = visit.cell->meet(visit.call, input_in_cell(part, visit.set.member));
     if (!met) return false;
-    // Readers of flight recorders match ranks' calls by this number; the bit distinguishes it from log positions.
+    // Readers of flight recorders match ranks' calls by this number. The bit distinguishes it from log positions.
     constexpr uint64_t kInCell = uint64_t{1} << 62;
     setup_.recorder.negotiated(mine.recorded, 0, kInCell | visit.cell->completed(), now_ns());
     complete(part, visit.set, *visit.cell);
@@ -52,7 +52,7 @@ bool DirectCalls::meet(const Visit& visit, const Request& request, Submission& m
 DirectCalls::Next DirectCalls::leave(const Request& request, const Submission& mine, bool met) {
   ProcessSet* set = setup_.sets.find(request.set);
   if (set) set->meeting = false;
-  left_.notify_all();  // threads in clear() go on when this one releases the mutex
+  left_.notify_all();  // threads in clear() continue once this thread releases the mutex
   if (!met && setup_.job.broken()) return Next::kEnded;  // RankCalls::clear() fails all handles
   if (!met) return set ? Next::kReport : Next::kFails;
   setup_.pending.finish(mine);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that a rank completes with its peers in cells, each call in its calling thread. Part of RankCalls.
+// Calls that a rank completes with its peers in cells, each in the thread that makes the call. Part of RankCalls.
 //
 // The caller holds RankCalls::mutex_, except in meet(). From enter() to leave(), one thread of this rank occupies the
-// set's cell. In meet() that thread uses only its Visit, request and submission. Meanwhile other threads that make
-// calls in the set wait in clear(). These waits are short: clear() dissolves the round, and a thread that has just
-// entered leaves after kCellPatience.
+// set's cell. In meet(), that thread uses only its Visit, request and submission. Meanwhile, other threads that make
+// calls in the set wait in clear(). These waits are short: clear() dissolves the round, and a thread that has entered
+// but not yet arrived in the round leaves after kCellPatience.
 #pragma once
 
 #include <atomic>
@@ -41,23 +41,24 @@ class DirectCalls {
     ProcessSet set;
   };
 
-  // Calls Cell::tell() for the set. null: there is no such set.
+  // Calls Cell::tell() for the set. Does nothing if `set` is null.
   static void tell(const ProcessSet* set);
 
-  // Occupies the cell in which this call may complete. nullopt: make the call through the coordinator.
+  // Occupies the cell in which this call may complete. Returns nullopt if the call must go through the coordinator.
   std::optional<Visit> enter(const CheckedCall& call, const Submission& mine);
-  // Returns true if all members have met; then this rank's output is written. `mine` must have its handle already.
+  // Returns true if all members have met and this rank's output is written. `mine` must already have its handle.
   bool meet(const Visit& visit, const Request& request, Submission& mine);
   enum class Next {
-    kEnded,   // completed, or fails with the job
-    kReport,  // make the call through the coordinator
-    kFails,   // the set was removed: fail the call, without the mutex
+    kEnded,   // the call has completed, or fails with the job
+    kReport,  // the caller must make the call through the coordinator
+    kFails,   // the set was removed; the caller must fail the call after it has released the mutex
   };
   Next leave(const Request& request, const Submission& mine, bool met);
-  // Waits until no thread of this rank is in the set's cell, so that a thread that came earlier reports first.
+  // Waits until no thread of this rank is in the set's cell, so that a thread that came earlier reports first. Without
+  // an id, waits for the cells of all sets.
   void clear(std::unique_lock<std::mutex>& lock, SetId id);
   void clear(std::unique_lock<std::mutex>& lock);
-  // Time since the start of this rank's last completed call in a cell; -1: none yet. Any thread.
+  // Time since this rank's last completed call in a cell started, or -1 if there is none. Any thread may call this.
   int64_t ago_ns() const {
     const int64_t last = last_ns_;
     return last < 0 ? -1 : now_ns() - last;

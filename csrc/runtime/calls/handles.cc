@@ -33,7 +33,7 @@ OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device) {
     return OwnedMemory(reinterpret_cast<std::byte*>(address), {device});
   }
   constexpr size_t kAlignment = 64;
-  const size_t room = (bytes / kAlignment + 1) * kAlignment;  // not 0
+  const size_t room = (bytes / kAlignment + 1) * kAlignment;  // never 0
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, room));
   if (!memory) {
     throw Error(ErrorCode::kLibrary,
@@ -107,7 +107,7 @@ Outcome& Handles::outcome_of(Handle handle) {
 }
 
 Handle Handles::create(uint32_t label, bool on_gpu) {
-  // Shared by all runtimes of the process, so that handles of earlier runtimes are unknown.
+  // Shared by all runtimes of the process, so that handles of earlier runtimes are recognized as unknown.
   static std::atomic<uint32_t> generations{0};
   std::lock_guard lock(mutex_);
   if (free_.empty()) {

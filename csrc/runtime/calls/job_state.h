@@ -19,13 +19,13 @@ class JobState {
   explicit JobState(Wakeup driver) : driver_(driver) {}
 
   // ---- Any thread
-  bool left() const { return left_; }                       // stays true once leave() is called
-  bool leaving() const { return life_ != Life::kRunning; }  // no more calls
+  bool left() const { return left_; }                       // true from the first leave() on
+  bool leaving() const { return life_ != Life::kRunning; }  // this rank makes no more calls
   bool stopped() const { return life_ >= Life::kStopped; }  // all ranks have left
   bool broken() const { return life_ == Life::kBroken || life_ == Life::kEnded; }
   bool over() const { return life_ >= Life::kBroken; }
-  const Failure& failure() const { return failure_; }  // valid once broken
-  // Returns true if the caller must report the leave to the coordinator. A failed leave may follow a normal leave.
+  const Failure& failure() const { return failure_; }  // valid once broken() is true
+  // Returns true if the caller must report the leave to the coordinator. A failed leave may follow a normal one.
   bool leave(bool failed, Deadline limit) {
     std::lock_guard lock(mutex_);
     left_ = true;
@@ -35,7 +35,7 @@ class JobState {
     limit_ = limit;
     return true;
   }
-  // Deadline until which this rank, after leave(), waits for the others.
+  // Returns the deadline until which this rank waits for the others after leave().
   Deadline limit() const {
     std::lock_guard lock(mutex_);
     return limit_;
@@ -52,14 +52,15 @@ class JobState {
   bool failing() const { return failing_; }
 
   // ---- Driver only
-  // True if fail() was called since the last take_found().
+  // Returns true if fail() was called since the last take_found().
   bool take_found(Failure& failure) {
     if (!failing_.exchange(false)) return false;
     std::lock_guard lock(mutex_);
     failure = found_;
     return true;
   }
-  // Failure with which the job ends. Once all have left, a peer's death is not a failure: that peer just exited first.
+  // Returns the failure with which the job ends. Once all ranks have left, a peer's death is not a failure: that peer
+  // has merely exited before this rank.
   Failure verdict(Failure found) const {
     if (!stopped() || found.code != ErrorCode::kPeer) return found;
     return {ErrorCode::kShutdown, "farandole has been shut down"};

@@ -103,7 +103,7 @@ Handle MemoryInUse::user_of(const Signature& signature, const Submission& mine,
 Handle MemoryInUse::user_of(const Elements& elements, bool writes) const {
   if (elements.empty()) return 0;
   auto meets = [&](const Range& one) { return elements.meet(one.begin, one.end); };
-  // Written ranges do not overlap, so their ends are ascending, too.
+  // Written ranges do not overlap, so their ends are in ascending order as well.
   auto writer = std::ranges::lower_bound(written_, elements.end(), {}, &Range::begin);
   while (writer != written_.begin() && (--writer)->end > elements.begin()) {
     if (meets(*writer)) return writer->user;

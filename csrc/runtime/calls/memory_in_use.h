@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory that this rank's unfinished calls read and write. Part of RankCalls; the caller holds its mutex.
+// Tracks host memory that this rank's unfinished calls read and write. Part of RankCalls, whose mutex the caller holds.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,16 @@
 
 namespace farandole {
 
-// Sizes of one tensor's buffers in bytes, as known at submission. If only negotiation knows the size of a result,
-// `output` is the least possible size.
+// Sizes in bytes of one tensor's buffers, as far as they are known at submission. If the size of a result becomes known
+// only in the negotiation, `output` is the smallest possible size.
 struct BufferSizes {
   size_t input;
   size_t output;
 };
-// Throws an error which says that the call `by` uses the memory. `title`: prefix that names the refused call.
+// Throws an error that says that the call `by` uses the memory. `title` is a prefix that names the refused call.
 [[noreturn]] void refuse_in_use(const std::string& title, const std::optional<CallKey>& by);
 
-// The memory of an array's elements, which lie at `begin` plus multiples of the dimensions' steps in bytes.
+// The memory of an array's elements. They lie at `begin` plus multiples of the dimensions' steps, in bytes.
 class Elements {
  public:
   // Strides may be negative or zero.
@@ -32,7 +32,7 @@ class Elements {
   uintptr_t begin() const { return begin_; }
   uintptr_t end() const { return end_; }
   bool empty() const { return begin_ == end_; }
-  // True if a byte of an element is in [begin, end).
+  // True if any byte of an element is in [begin, end).
   bool meet(uintptr_t begin, uintptr_t end) const { return meet(begin_, 0, begin, end); }
 
  private:
@@ -51,14 +51,15 @@ class Elements {
 
 BufferSizes sizes_of(const Signature& signature, const Submission& mine, const ProcessSet& set);
 
-// Finds conflicts: no other call may use memory that an unfinished call writes. Otherwise the memory's content would
-// depend on timing and differ between ranks. Several calls may read the same memory. Ignores buffers on GPUs.
+// Finds conflicts between calls. While an unfinished call writes to memory, no other call may use it; otherwise the
+// content would depend on timing and differ between ranks. Several calls may read the same memory. Ignores GPU buffers.
 class MemoryInUse {
  public:
   explicit MemoryInUse(Rank own) : own_(own) {}
-  // Returns an earlier call that conflicts with the use of this tensor; 0: none.
+  // Returns an earlier call that conflicts with the use of this tensor, or 0 if there is none.
   Handle user_of(const Signature& signature, const Submission& mine, const ProcessSet& set) const;
-  // Returns an earlier call that conflicts with a copy from these elements or, with `writes`, to them; 0: none.
+  // Returns an earlier call that conflicts with a copy from these elements (to them if `writes`), or 0 if there is
+  // none.
   Handle user_of(const Elements& elements, bool writes) const;
   void add(const Signature& signature, const Submission& mine, const ProcessSet& set);
   void remove(const Submission& mine);
@@ -81,9 +82,9 @@ class MemoryInUse {
   static void erase(Ranges& ranges, const std::byte* buffer, Handle user);
 
   const Rank own_;
-  Ranges written_;              // ranges of different calls do not overlap
-  Ranges read_;                 // may overlap
-  uintptr_t longest_read_ = 0;  // longest range in read_ since clear(), in bytes
+  Ranges written_;              // the ranges do not overlap
+  Ranges read_;                 // the ranges may overlap
+  uintptr_t longest_read_ = 0;  // length in bytes of the longest range in read_ since clear()
 };
 
 }  // namespace farandole

@@ -29,7 +29,7 @@ std::span<const std::byte> input_in_cell(const Part& part, int member) {
 void complete(const Part& part, const ProcessSet& set, const Cell& cell) {
   const Signature& signature = part.signature;
   const Pattern pattern = signature.traits().pattern;
-  const size_t bytes = signature.bytes();  // of one input
+  const size_t bytes = signature.bytes();  // size of one input
   if (part.output == nullptr || pattern == Pattern::kMeet) return;
   if (pattern == Pattern::kEachToAll) {
     for (int member = 0; member < set.members(); ++member) {

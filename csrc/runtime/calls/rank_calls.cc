@@ -13,9 +13,9 @@
 namespace farandole {
 namespace {
 
-// True if inputs may travel in reports, which saves a round trip but is slower for many calls. A batch sends either all
-// its inputs in reports or none, so that all ranks add in one order. In jobs of several hosts, where buckets add in a
-// different order, the caller passes 0 as `under_way`, because the number of calls under way depends on timing.
+// True if the inputs of this batch may travel in reports. That saves a round trip, but is slower for many calls. A
+// batch sends either all of its inputs in reports or none, so that all ranks add in the same order. In jobs of several
+// hosts, buckets add in a different order, so the caller passes 0 as `under_way`, which depends on timing.
 bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way, size_t most_bytes) {
   constexpr size_t kMany = 8;
   auto small = [&](const PreparedSubmission& one) {
@@ -77,7 +77,7 @@ Submission PreparedSubmission::submission() const {
 }
 
 void RankCalls::check_open() const {
-  // Checks left() first, because a rank that has left gets a failure of the job, too.
+  // Checks left() first, because the job of a rank that has left also ends with a failure.
   if (job.left()) throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
   if (job.broken()) throw Error(job.failure().code, job.failure().text);
 }
@@ -211,11 +211,11 @@ void RankCalls::note(const Request& request, Submission& submission, std::span<H
   }
 }
 
-// Reports a call. `rides`: the call's inputs may travel in the report.
+// Reports a call. If `rides` is true, the call's inputs may travel in the report.
 void RankCalls::enter(const Request& request, Submission submission, bool rides) {
   const bool paired = request.signature.traits().paired();
   ProcessSet& its = sets_.own(request.set);
-  submission.counted = !paired;  // counts as under way until the log has settled it
+  submission.counted = !paired;  // the call counts as under way until the log has settled it
   its.under_way += submission.counted;
   for (size_t i = 0; i < request.parts(); ++i)
     memory_.add(request.part(i), submission.part(i), its);
@@ -417,7 +417,7 @@ void RankCalls::on(const Result& result, uint64_t log_position,
   settle(endings_, nullptr, result.set);
 }
 
-// The set may be removed already, if a report of this rank came too late.
+// The set may have been removed already if a report of this rank came too late.
 void RankCalls::on(const Fail& fail) {
   if (std::ranges::count(fail.unheard, setup_.own) > 0) return;
   if (fail.key.posted() && fail.key.poster != setup_.own) return;
@@ -452,7 +452,7 @@ void RankCalls::on(const Matched& matched) {
   std::optional<Submission> mine = posted_.take(sends ? matched.sent : matched.received);
   if (!mine) return;
   mine->value = matched.sender;
-  mine->recorded.set = matched.pair;  // its bytes move in the pair's buckets
+  mine->recorded.set = matched.pair;  // the message's bytes move in the pair's buckets
   pending_.submit(matched.pair, matched.sequence, std::move(*mine));
 }
 
@@ -490,7 +490,7 @@ void RankCalls::on(const Answer& answer) {
   {
     std::lock_guard lock(mutex_);
     answers_[answer.number] = answer.text;
-    constexpr size_t kMost = 64;  // threads that asked may no longer wait
+    constexpr size_t kMost = 64;  // threads that have asked may have stopped waiting
     if (answers_.size() > kMost) answers_.erase(answers_.begin());
   }
   handles.announce();
@@ -525,7 +525,7 @@ void RankCalls::free_name(const Submission& submission) {
   if (ProcessSet* set = sets_.find(submission.recorded.set)) --set->under_way;
 }
 
-// Frees names before it completes handles, so that waiters can use the names again.
+// Frees the names before it completes the handles, so that waiters can use the names again.
 void RankCalls::settle(std::span<Ending> endings, const Failure* failure,
                        std::optional<SetId> set) {
   const uint64_t ended = set ? 1 : 0;

@@ -25,12 +25,12 @@ namespace farandole {
 // One submission of a prepared call, with an element for each tensor.
 struct PreparedSubmission {
   const CheckedCall* call;
-  std::span<const uintptr_t> inputs;  // addresses; 0: none
+  std::span<const uintptr_t> inputs;  // addresses; 0 means none
   std::span<const uintptr_t> outputs;
-  std::span<const uint64_t> streams;  // empty: tensors are on the CPU
+  std::span<const uint64_t> streams;  // empty if the tensors are on the CPU
   std::span<Handle> handles;          // set by submit()
   std::vector<std::shared_ptr<GpuEvent>> produced =
-      {};  // see Submission::produced; empty: tensors are on the CPU
+      {};  // see Submission::produced; empty if the tensors are on the CPU
   Submission submission() const;
 };
 
@@ -39,7 +39,7 @@ struct Ending {
   Submission submission;
   Outcome outcome;
   bool launched = false;  // launch() has published the outcome
-  // Bytes of a result that came in the log.
+  // Size in bytes of a result that came in the log.
   size_t bytes() const {
     size_t bytes = size_of(submission.recorded.dtype);
     for (int64_t n : outcome.shape) bytes *= static_cast<size_t>(n);
@@ -49,7 +49,7 @@ struct Ending {
 
 // A bucket (Run) with this rank's buffers.
 struct BegunRun {
-  Done done;                     // the report that it has ended
+  Done done;                     // the report that the bucket has ended
   bool reports = false;          // true on the set's lowest member, which sends `done`
   std::vector<Rank> ranks = {};  // members of the set
   int64_t begun_ns = 0;
@@ -66,7 +66,7 @@ class RankCalls {
     Rank own;
     MemberChannel& channel;
     bool gathered;      // see Reporter
-    bool one_host;      // the whole job
+    bool one_host;      // all ranks of the job are on one host
     size_t tiny_bytes;  // see tiny_bytes()
     Recorder& recorder;
     Wakeup driver;
@@ -82,33 +82,33 @@ class RankCalls {
   JobState job;
 
   // ---- Users' threads. Once the job has ended, methods that make calls throw Error(kShutdown) or the job's failure.
-  // Returns the set of a request. Throws Error(kInvalidArgument) if this rank cannot make calls in it.
+  // Returns the set of a request. Throws Error(kInvalidArgument) if this rank cannot make calls in that set.
   ProcessSet set_of(const Request& request);
   std::optional<ProcessSet> find_set(SetId id);
-  // See Runtime::submit(). Reports the error, unless the call's name is in flight.
+  // See Runtime::submit(). Reports an error to the peers, unless the error is that the call's name is in flight.
   void submit(std::span<PreparedSubmission> batch);
-  // Makes one call, and waits until it completes in a cell. False: it was submitted instead.
+  // Makes one call. Returns true if it has completed in a cell. Otherwise the caller must wait for the call's handle.
   bool call(PreparedSubmission& prepared);
   void prepare(CheckedCall& call);
-  // Makes the peers' calls fail.
+  // Reports that this rank refused a call, which makes the peers' calls fail.
   void refuse(const Request& request, const Failure& why);
-  // Throws Error(kInvalidArgument) if an earlier call conflicts with a copy from (`writes`: to) these elements.
+  // Throws Error(kInvalidArgument) if an earlier call conflicts with a copy from these elements (to them if `writes`).
   void check_unused(const Elements& elements, bool writes) {
     std::lock_guard lock(mutex_);
     if (const Handle user = memory_.user_of(elements, writes)) refuse_in_use("", find_key(user));
   }
   uint64_t count_unnamed(SetId set);
-  // Call when this rank leaves: ends its calls in cells.
+  // Makes this rank's threads leave all cells. Call it when this rank leaves the job.
   void close();
-  // Asks the coordinator which ranks the call waits for. Returns the question's number; 0: all have submitted the call.
+  // Asks the coordinator which ranks the call waits for. Returns the question's number, or 0 if no rank is missing.
   uint64_t ask(Handle handle);
-  // Asks the coordinator for any log entry.
+  // Asks the coordinator for a log entry of any kind.
   void ping();
-  // Key of a call that other ranks may not have made; nullopt: the call has ended, or all ranks have submitted it.
+  // Returns the key of a call that other ranks may not have made; nullopt if it has ended or all have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   std::optional<std::string> answer(uint64_t number);
   int64_t direct_ago_ns() const { return direct_.ago_ns(); }
-  // See Reporter. Takes no mutex if there is nothing to do.
+  // See Reporter. Does not lock the mutex if there is nothing to do.
   void expedite();
 
   // ---- Any thread
@@ -127,22 +127,23 @@ class RankCalls {
   void use(SetId set, std::shared_ptr<Cell> cell);
   void on(const CloseSet& close);
   void on(const Answer& answer);
-  // `device`: for outputs on a GPU.
+  // `device` is used for outputs on a GPU.
   void on(const Result& result, uint64_t log_position, const std::shared_ptr<GpuDevice>& device);
-  // `labelled`: fill in BegunRun::label.
+  // If `labelled` is true, fills in BegunRun::label.
   BegunRun begin(const Run& run, uint64_t log_position, const std::shared_ptr<GpuDevice>& device,
                  bool labelled);
-  // Ends calls: frees all names, informs the recorder, then completes all handles. `failure`: applies to all calls; if
-  // null, each outcome has its own failure. `set`: a call of this set has ended, even if this rank has not made it.
+  // Ends calls: frees all names, informs the recorder, then completes all handles. If `failure` is not null, all these
+  // calls fail with it; otherwise each outcome has its own failure. If `set` is given, a call of this set has ended,
+  // even if this rank has not made that call.
   void settle(std::span<Ending> endings, const Failure* failure,
               std::optional<SetId> set = std::nullopt);
-  // Call before the bucket's first byte moves.
+  // Call this before the first byte of the bucket moves.
   void launched(BegunRun& run);
-  // Call when all bytes of the bucket have moved, or it has failed.
+  // Call this when all bytes of the bucket have moved, or when the bucket has failed.
   void settle(BegunRun& run, const Failure* failure);
-  // For a bucket on a GPU: launch() lets waiters return; later, settle() frees the buffers.
+  // Lets the waiters for a bucket on a GPU return. The bucket's buffers stay in use until settle() is called.
   void launch(BegunRun& run, const std::shared_ptr<GpuEvent>& past);
-  // break_down() makes new calls fail. Later, when no lane moves data, clear() makes the waiting calls fail.
+  // break_down() makes new calls fail. Later, when no lane moves data any more, clear() makes the waiting calls fail.
   void break_down(const Failure& failure);
   void clear(const Failure& failure);
 
@@ -150,7 +151,7 @@ class RankCalls {
   void check_open() const;
   // ---- The caller holds the mutex
   void describe(CheckedCall& call);
-  // Throws an error if the call cannot be made, and reports it to peers unless the name is in flight.
+  // Throws an error if the call cannot be made. Reports it to the peers, unless the call's name is in flight.
   Submission checked(PreparedSubmission& prepared);
   void enter(PreparedSubmission& prepared, bool rides);
   void enter(const Request& request, Submission submission, bool rides);
@@ -158,13 +159,13 @@ class RankCalls {
   void tell_refusal(const Request& request, const Failure& why);
   void free_name(const Submission& submission);
   // ---- Driver only
-  // `mine`: nullopt: this rank has no such call.
+  // Does nothing if `mine` is nullopt, which means that this rank has no such call.
   void finish(std::optional<Submission> mine, Outcome outcome);
   void fail(Submission mine, const Failure& failure);
   void end(Submission call);
 
   const Setup setup_;
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards everything below
   PendingTable pending_;
   NumberedCalls posted_;  // sends and receives
   ProcessSets sets_;
@@ -173,11 +174,11 @@ class RankCalls {
   DirectCalls direct_{{handles, job, setup_.recorder, pending_, sets_}};
   std::optional<CallKey> find_key(Handle handle) const;  // the caller holds the mutex
 
-  uint64_t asked_ = 0;                       // number of questions (Inquire) so far
-  std::map<uint64_t, std::string> answers_;  // by the question's number
+  uint64_t asked_ = 0;                       // number of questions (Inquire) asked so far
+  std::map<uint64_t, std::string> answers_;  // indexed by the question's number
   uint64_t prepared_ = 0;                    // number of prepared calls so far
-  size_t riders_ = 0;                        // calls under way with Submission::rider
-  std::vector<Ending> endings_;  // of the current log entry; the driver uses it without the mutex
+  size_t riders_ = 0;            // number of calls under way that have Submission::rider set
+  std::vector<Ending> endings_;  // calls that end now; the driver uses them without the mutex
 };
 
 }  // namespace farandole

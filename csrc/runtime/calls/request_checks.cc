@@ -50,7 +50,7 @@ void check_shape(const Request& request, const Dimensions& shape) {
   }
 }
 
-// A call with a `declared` op is allowed only if it passes no data.
+// A reduce op that is only `declared` is allowed only in an allreduce that passes no data.
 void check_reduction(const Request& request, bool brings_nothing) {
   const Signature& s = request.signature;
   if (!s.traits().reduces()) return;
@@ -283,7 +283,7 @@ void check_buffers(const Request& request, size_t part, const Submission& mine,
   if (traits.in_place() && mine.input == mine.output) return;
   const auto [brought, kept] = sizes_of(s, mine, set);
   if (!overlap(mine.input, brought, mine.output, kept)) return;
-  // allgather: the input may lie at its place in the result.
+  // In an allgather, the input may lie at its place in the result.
   if (traits.rows == Rows::kBrought && mine.input > mine.output) return;
   refuse(request, traits.in_place()
                       ? "input and output overlap partly; pass one buffer for both, or two apart"

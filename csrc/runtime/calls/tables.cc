@@ -128,7 +128,7 @@ uint64_t PendingTable::definition_of(const Request& request, const Submission& s
   return found.definition;
 }
 
-// True if the record's id stands for this request. Remembers the result for a prepared call.
+// True if the record's id stands for this request. Remembers a positive result for a prepared call.
 bool PendingTable::stands_for(NamedRequest& record, const Request& request,
                               uint64_t prepared) const {
   if (record.id == 0) return false;
@@ -238,7 +238,7 @@ void PendingTable::drop_unknown(const NamedRequest& record) {
   names->second.erase(found);
 }
 
-// The next number never decreases: once a rank has left, a join may end while calls of this rank are in flight.
+// The next number never decreases, because once a rank has left, a join may end while calls of this rank are in flight.
 void PendingTable::resume(SetId set, uint64_t next_sequence) {
   uint64_t& next = unnamed_[set].next;
   next = std::max(next, next_sequence);

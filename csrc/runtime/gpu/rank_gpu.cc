@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GpuAccess creates the RankGpu in the thread of the first GPU tensor; the driver uses it.
+// GpuAccess creates the RankGpu on the thread that submits the first GPU tensor. Afterwards, the driver uses it.
 #include "runtime/gpu/rank_gpu.h"
 
 #include <unistd.h>
@@ -43,7 +43,7 @@ void pin_algorithm(const std::string& algorithm, int version) {
   setenv("NCCL_ALGO", value.c_str(), /*overwrite=*/0);
 }
 
-// Includes the version, because all ranks need the same version.
+// Returns a name that includes the version, because all ranks need the same version.
 std::string name_of(const nccl::Api& api) {
   return "NCCL " + std::to_string(api.version / 10000) + "." +
          std::to_string(api.version / 100 % 100) + "." + std::to_string(api.version % 100);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's GPU: libraries, device, kernels, and the lane that launches buckets. GpuAccess creates it.
+// This rank's GPU: its libraries, device and kernels, and the lane that launches buckets. GpuAccess creates it.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,9 @@
 
 namespace farandole {
 
-// Each opens FARANDOLE_..._LIBRARY if it is set. Otherwise it opens the library that the process has loaded, or one in
-// folders of Python packages, or one in the loader's path. Throws Error(kLibrary) with a remedy.
+// Each function opens the library in FARANDOLE_..._LIBRARY if that variable is set. Otherwise it opens the library that
+// the process has already loaded, one in the folders of Python packages, or one in the loader's path. Throws
+// Error(kLibrary), whose text names a remedy.
 std::shared_ptr<const cuda::Api> open_cuda(const Config& config);
 std::shared_ptr<const nvrtc::Api> open_nvrtc(const Config& config);
 std::shared_ptr<const nccl::Api> open_nccl(const Config& config);
@@ -31,14 +32,14 @@ class RankGpu {
 
   int ordinal() const { return device_->ordinal(); }
   const std::shared_ptr<GpuDevice>& device() const { return device_; }
-  // Returns the report for the coordinator. `host`: lowest rank of this host.
+  // Returns the report for the coordinator. `host` is the lowest rank of this host.
   UseGpu describe(Rank host) const;
 
   // ---- Driver only
   GpuLane& lane() { return lane_; }
   bool names_ranges() const { return ranges_ != nullptr; }
   bool holds_launches() const { return holds_launches_; }  // FARANDOLE_GPU_ORDER=program
-  // Opens a set's NCCL backend, or connects it if `step` has the key.
+  // Opens a set's NCCL backend, or connects the backend if `step` has the key.
   void open_library(const OpenGpu& step, int member, int members);
   void open_staged(SetId set, std::unique_ptr<Backend> host, int member, int members);
 
@@ -46,11 +47,11 @@ class RankGpu {
   const Config& config_;
   const std::function<void()> ring_;
   const bool holds_launches_;
-  std::shared_ptr<const nccl::Api> nccl_;  // nullptr: there is no usable NCCL
+  std::shared_ptr<const nccl::Api> nccl_;  // nullptr if there is no usable NCCL
   const std::shared_ptr<GpuDevice> device_;
   const std::shared_ptr<const GpuModule> module_;
   const GpuMover mover_;
-  const std::shared_ptr<const nvtx::Api> ranges_;  // nullptr: no profiler is attached
+  const std::shared_ptr<const nvtx::Api> ranges_;  // nullptr if no profiler is attached
   GpuLane lane_;
 };
 
