@@ -158,6 +158,15 @@ def test_nothing_is_written_unless_asked(fork_ranks, tmp_path):
     assert not list(tmp_path.glob("flight*"))
 
 
+def test_a_folder_that_cannot_be_made_is_named(fork_ranks, tmp_path):
+    folder = tmp_path / "file"
+    folder.touch()
+    source = HEAD + "name = str(rank)\nsys.exit(3) if rank else None\n" + WORK
+    job = fork_ranks(source, 2, {"FARANDOLE_FLIGHT_DIR": str(folder)})
+    job.finish()
+    assert f"no flight recorder dump: cannot make the folder {folder}" in job.output()
+
+
 def test_a_long_run_keeps_the_last_events(fork_ranks, tmp_path):
     source = (
         HEAD

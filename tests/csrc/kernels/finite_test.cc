@@ -52,13 +52,21 @@ TEST(the_first_float_that_is_not_finite_is_found) {
                                 {0x7c, 0xfc, 0x7d, 0xfe, 0x7f, 0xff});
 }
 
+template <class T>
+void check_complex(DType dtype) {
+  std::vector<T> parts(2 * 3000, T{1});
+  CHECK_EQ(first_not_finite(dtype, parts.data(), 3000), 3000);
+  parts[2 * 2500 + 1] = std::numeric_limits<T>::infinity();
+  CHECK_EQ(first_not_finite(dtype, parts.data(), 3000), 2500);
+}
+
 TEST(complex_numbers_are_searched_and_integers_are_not) {
-  std::vector<float> parts(2 * 3000, 1.0f);
-  CHECK_EQ(first_not_finite(DType::kComplex64, parts.data(), 3000), 3000);
-  parts[2 * 2500 + 1] = std::numeric_limits<float>::infinity();
-  CHECK_EQ(first_not_finite(DType::kComplex64, parts.data(), 3000), 2500);
+  check_complex<float>(DType::kComplex64);
+  check_complex<double>(DType::kComplex128);
   const std::vector<int64_t> ones(100, -1);
-  CHECK_EQ(first_not_finite(DType::kInt64, ones.data(), 100), 100);
+  for (const DType dtype : {DType::kInt64, DType::kBool}) {
+    CHECK_EQ(first_not_finite(dtype, ones.data(), 100), 100);
+  }
 }
 
 }  // namespace

@@ -257,8 +257,14 @@ TEST(unsupported_dtypes_and_ops_are_refused) {
   CHECK_THROWS(reduced<uint8_t>(DType::kBool, ReduceOp::kMin, {1, 1}, {2, 1, 1}),
                ErrorCode::kInvalidArgument);
   CHECK_THROWS(reduced<float>(DType::kFloat32, ReduceOp::kSum, {}), ErrorCode::kInvalidArgument);
-  CHECK_THROWS(reduced<float>(DType::kFloat32, ReduceOp::kSum, {1}, {1, 1, 0}),
-               ErrorCode::kInvalidArgument);
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  CHECK_EQ(reduced<int32_t>(DType::kInt32, ReduceOp::kAverage, {1 - (1 << 30), -(1 << 30)},
+                            {1, 1, kMost}),
+           -1);
+  for (const int64_t divisor : {int64_t{0}, kMost + 1}) {
+    CHECK_THROWS(reduced<float>(DType::kFloat32, ReduceOp::kSum, {1}, {1, 1, divisor}),
+                 ErrorCode::kInvalidArgument);
+  }
 }
 
 TEST(targets_are_chosen_by_name) {

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <memory>
+#include <regex>
 #include <thread>
 
 #include "base/clock.h"
@@ -124,6 +126,11 @@ TEST(the_ring_keeps_the_last_events) {
   CHECK_EQ(page.dropped.load(), 0);
   CHECK_EQ(readable(page), FlightPage::kEvents);
   for (const auto& slot : page.events) CHECK(slot.read()->value.call > kCount - 4096);
+  // The writer of the next slot has died while it wrote.
+  auto& next = memory.flight.page(0).events[kCount % FlightPage::kEvents];
+  *reinterpret_cast<uint64_t*>(&next) = 1;
+  recorder.done(call_of(kCount + 1), now_ns());
+  CHECK_EQ(page.dropped.load(), 1);
 }
 
 TEST(open_calls_outlive_the_ring) {
@@ -169,6 +176,69 @@ TEST(a_call_is_shown_with_its_line_and_findings_stay) {
   CHECK(holds("\"shape\":[1,2,3,4,5,6],\"bytes\""));
   CHECK(holds("\"findings\":\"one thing\\u000aanother\\u000a" + most +
               "\""));  // as many as there is room for
+}
+
+const char* const kPage =
+    R"json({"format":"farandole-flight-2","rank":3,"size":5,"world":2,"local_rank":1,N,"pid":77,"state":"running",
+"began_ns":N,"now_ns":N,"epoch_minus_monotonic_ns":N,
+"reason":"asked",
+"failure":{"code":4,"text":"other shapes"},
+"story":"a world of five",
+"sets":{"2":"3,4","8":"0,1,3"},
+"counters":{"tensors_submitted":3,"tensors_done":1,"tensors_failed":1,"bytes_done":48,"buckets_done":1,"moving_ns":N},
+"histograms":{"negotiation_ns":{"count":2,"sum":5000,"slots":[1,0,0,0,0,0,0,0,0,0,0,0,0,1]},"wait_ns":{"count":0,"sum":0,"slots":[]},"bucket_bytes":{"count":1,"sum":48,"slots":[0,0,0,0,0,0,1]},"bandwidth_MBps":{"count":1,"sum":0,"slots":[1]}},
+"now":{"waiters":1,"waiting_for":"to rank 4","waiting_since_ns":N,"moving_since_ns":N},
+"late":{"times":2,"ns":1500},
+"recorded":11,"dropped":0,
+"open":[
+{"position":22,"agreed_bucket":1,"lane":0,"negotiated":N,"t":N,"kind":"submit","set":0,N,"call":71,"name":"","op":"send","dtype":"uint8","shape":[],"bytes":0,"seq":1,"tag":15,"peer":4}],
+"events":[
+{"t":N,"kind":"submit","set":2,N,"call":70,"name":"grad","op":"allreduce","dtype":"float32","shape":[3,4],"bytes":48,"seq":0,"bucket":0,"value":0},
+{"t":N,"kind":"submit","set":0,N,"call":71,"name":"","op":"send","dtype":"uint8","shape":[],"bytes":0,"seq":1,"tag":15,"peer":4},
+{"t":N,"kind":"submit","set":0,N,"call":72,"name":"","op":"broadcast","dtype":"uint8","shape":[],"bytes":3,"seq":6,"bucket":0,"value":0},
+{"t":N,"kind":"negotiated","set":2,N,"call":70,"name":"grad","op":"allreduce","dtype":"float32","bytes":48,"seq":21,"bucket":9,"value":0},
+{"t":N,"kind":"negotiated","set":0,N,"call":71,"name":"","op":"send","dtype":"uint8","bytes":0,"seq":22,"bucket":1,"value":0},
+{"t":N,"kind":"launched","set":2,N,"bytes":48,"seq":0,"bucket":9,"value":1},
+{"t":N,"kind":"done","set":2,N,"bytes":48,"seq":0,"bucket":9,"value":N},
+{"t":N,"kind":"done","set":2,N,"call":70,"name":"grad","op":"allreduce","dtype":"float32","bytes":48,"seq":0,"bucket":9,"value":0},
+{"t":N,"kind":"error","set":0,N,"call":72,"name":"","op":"broadcast","dtype":"uint8","bytes":3,"seq":0,"bucket":0,"value":4},
+{"t":N,"kind":"peer died","set":0,N,"bytes":0,"seq":0,"bucket":0,"value":4},
+{"t":N,"kind":"launched","set":2,N,"bytes":16,"seq":0,"bucket":10,"value":1}
+]})json";
+
+// All that a page may hold, each number of it different.
+TEST(a_page_is_written_down_whole) {
+  Memory memory(2, 5);
+  Recorder recorder(memory.flight, 1, {3, 5, 2, 77, 0, 1'000'000'000});
+  recorder.open_set(2, {3, 4});
+  recorder.open_set(7, {1, 3});
+  recorder.open_set(8, {0, 1, 3});
+  recorder.close_set(7);
+  recorder.tell_story("a world of five");
+  RecordedCall grad, send, wrong;
+  grad.call = 70, grad.set = 2, grad.bytes = 48, grad.name = recorder.label_of("grad");
+  grad.dtype = DType::kFloat32;
+  send.call = 71, send.op = Op::kSend, send.peer = 4, send.tag = 15;
+  wrong.call = 72, wrong.op = Op::kBroadcast, wrong.bytes = 3;
+  recorder.submitted(grad, 0, std::vector<int64_t>{3, 4});
+  recorder.submitted(send, 1, {});
+  recorder.submitted(wrong, 6, {});
+  recorder.negotiated(grad, 9, 21, grad.submitted_ns + 5000);
+  recorder.negotiated(send, 1, 22, send.submitted_ns - 1);  // another clock reading
+  recorder.launched(2, 9, 1, 48);
+  recorder.moved(2, 9, 48, 0);
+  recorder.done(grad, now_ns());
+  recorder.failed(wrong, {ErrorCode::kMismatch, "other shapes"});
+  recorder.peer_died(4, 0);
+  CHECK(memory.flight.page(0).state == LifeState::kDied);
+  recorder.launched(2, 10, 1, 16);
+  recorder.wait_begins(send.call, recorder.label_of("to rank 4"));
+  recorder.late(3, 1500);
+  recorder.late(3, -1);
+  Json json;
+  write_flight(json, memory.flight, 1, FlightPage::kEvents, "asked");
+  const std::regex changing("\"thread\":[0-9]+|\"host\":\"[^\"]*\"|[0-9]{10,}");
+  CHECK_EQ(std::regex_replace(std::string(json.text()), changing, "N"), kPage);
 }
 
 // As many handles as a program likes to keep, and more open calls than there is room for.
@@ -247,6 +317,11 @@ TEST(names_are_kept_once_and_bounded) {
   CHECK_EQ(memory->at(last), "(name not kept)");
   CHECK_EQ(memory->at(labels.label_of("layer.weight")), "layer.weight");
   CHECK(memory->used.load() <= LabelMemory::kBytes);
+  const size_t end = weight + sizeof(uint32_t) + std::strlen("layer.weight");
+  memory->used = end - 1;
+  CHECK_EQ(memory->at(weight), "");
+  memory->used = end;
+  CHECK_EQ(memory->at(weight), "layer.weight");
 }
 
 TEST(foreign_memory_is_refused) {

@@ -219,6 +219,24 @@ TEST(a_wrong_key_or_a_wrong_rank_gets_nowhere) {
 }
 
 // One end of a connection that a test writes by hand.
+TEST(who_hangs_up_on_a_caller_is_not_waited_for) {
+  const Trap trap;
+  TcpCaller caller(1, 0, kControlLine, trap.address(), Key128{});
+  CHECK(!caller.step());
+  Fd other = trap.catch_one();
+  std::byte hello;
+  while (recv(other.get(), &hello, 1, MSG_PEEK | MSG_DONTWAIT) < 0) CHECK(!caller.step());
+  receive(other, 36);     // else closing resets the connection
+  CHECK(!caller.step());  // no answer has come yet
+  other.reset();
+  const std::string nothing = caller.trouble();
+  while (caller.trouble() == nothing) {
+    caller.wait(Deadline::in(std::chrono::seconds(30)));
+    CHECK(!caller.step());
+  }
+  CHECK(contains(caller.trouble(), "127.0.0.1: did not prove to be that rank"));
+}
+
 TEST(garbage_on_a_link_ends_that_link_only) {
   int ends[2];
   CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);

@@ -71,6 +71,10 @@ TEST(released_memory_goes_back_at_once_and_comes_again_zeroed) {
   const Mapping peer = map_arena(arena.fd(), /*inherit=*/false);
   for (int round = 0; round < 50; ++round) {
     std::byte* const memory = arena.allocate(5 * kHuge);
+    CHECK_EQ(held(arena), 5 * kHuge);  // before a store, which could only fail by a signal
+    std::byte* const small = arena.allocate(1);
+    CHECK_EQ(held(arena), 5 * kHuge + 4096);
+    CHECK(arena.release(small));
     CHECK(all_are(memory, 5 * kHuge, 0));
     std::memset(memory, 0x5a, 5 * kHuge);
     CHECK(peer.get()[arena.offset_of(memory).value()] == std::byte{0x5a});

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -103,6 +104,20 @@ TEST(what_others_have_put_at_its_name_is_passed_by) {
       CHECK_EQ(choice(), "/dev/shm/" + kName);
     });
   }
+}
+
+TEST(a_folder_may_be_as_long_as_leaves_room_for_names) {
+  apart([] {
+    CHECK(fs::create_directory("/tmp/" + kName)), of_stranger("/tmp/" + kName);
+    const size_t most = sizeof(sockaddr_un::sun_path) - 1 - 64 - 1;  // "/", a name and the final 0
+    for (const size_t bytes : {most, most + 1}) {
+      const std::string end = "/farandole";
+      const std::string runtime = "/tmp/" + std::string(bytes - 5 - end.size(), 'x');
+      CHECK(fs::create_directory(runtime));
+      setenv("XDG_RUNTIME_DIR", runtime.c_str(), 1);
+      CHECK_EQ(choice(), bytes == most ? runtime + end : "/dev/shm/" + kName);
+    }
+  });
 }
 
 TEST(a_rank_whose_names_are_all_taken_hears_who_has_them) {

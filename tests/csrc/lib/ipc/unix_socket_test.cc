@@ -300,6 +300,9 @@ TEST(keys_and_names_are_random) {
     names.insert(UnixListener().name());
   }
   CHECK_EQ(keys.size(), 100);
+  for (const std::string& name : names) {
+    CHECK_EQ(name.find_last_not_of("0123456789abcdef"), name.size() - 1 - 2 * sizeof(JobKey));
+  }
   CHECK_EQ(names.size(), 100);
 }
 

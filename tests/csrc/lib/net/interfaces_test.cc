@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/net/interfaces.h"
 
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "check.h"
+#include "lib/os/fd.h"
 
 using namespace farandole;
 using namespace farandole::check;
@@ -51,4 +60,20 @@ TEST(what_names_no_interface_is_an_error_that_lists_them) {
 TEST(the_interfaces_of_this_host) {
   const std::vector<Interface> all = interfaces();
   CHECK(std::ranges::any_of(all, [](const Interface& one) { return one.loopback; }));
+}
+
+TEST(only_interfaces_that_are_up_count) {
+  if (geteuid() != 0) skip("needs root, for a network");
+  run_in_fork([] {
+    if (unshare(CLONE_NEWNET) != 0 && errno == EPERM) return;  // where containers forbid it
+    CHECK(interfaces().empty());
+    const Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    ifreq up{};
+    std::strcpy(up.ifr_name, "lo");
+    up.ifr_flags = IFF_UP;
+    CHECK_EQ(ioctl(fd.get(), SIOCSIFFLAGS, &up), 0);
+    const std::vector<Interface> all = interfaces();
+    CHECK_EQ(all.at(0).address, "127.0.0.1");
+    for (const Interface& one : all) CHECK(one.loopback && one.name == "lo");
+  });
 }
