@@ -39,11 +39,14 @@ size_t first_not_finite(DType dtype, const void* data, size_t elements) {
   const DTypeTraits& traits = traits_of(dtype);
   if (traits.not_finite == 0) return elements;
   const size_t real = size_of(traits.real), parts = traits.size / real, numbers = parts * elements;
+  const auto search_as = [&]<class Word>(Word) {
+    return search<Word>(data, numbers, traits.not_finite) / parts;
+  };
   switch (real) {
-    case 1: return search<uint8_t>(data, numbers, traits.not_finite) / parts;
-    case 2: return search<uint16_t>(data, numbers, traits.not_finite) / parts;
-    case 4: return search<uint32_t>(data, numbers, traits.not_finite) / parts;
-    default: return search<uint64_t>(data, numbers, traits.not_finite) / parts;
+    case 1: return search_as(uint8_t{});
+    case 2: return search_as(uint16_t{});
+    case 4: return search_as(uint32_t{});
+    default: return search_as(uint64_t{});
   }
 }
 

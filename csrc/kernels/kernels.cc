@@ -71,9 +71,7 @@ bool is_plain(const Factors& factors) {
 }
 
 const Row& row_of(const Target& target, DType dtype) {
-  const auto index = static_cast<size_t>(dtype);
-  if (index < kRows) return target.rows[index];
-  throw Error(ErrorCode::kInternal, "no such dtype: " + std::to_string(index));
+  return target.rows[static_cast<size_t>(dtype)];
 }
 
 // Returns nullptr if the op is not supported.
@@ -128,7 +126,7 @@ void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, int 
   const DTypeTraits& traits = traits_of(dtype);
   if (!traits.takes_factors() && !plain) refuse(dtype, op, " with a factor");
   if (n_inputs == 1 && plain) {
-    if (count > 0 && out != inputs[0]) std::memcpy(out, inputs[0], count * size_of(dtype));
+    if (out != inputs[0]) copy(out, inputs[0], count * size_of(dtype));
     return;
   }
   loop(out, inputs, n_inputs, traits.is_complex() ? 2 * count : count, factors);

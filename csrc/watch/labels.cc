@@ -7,15 +7,14 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kAlignment = alignof(uint32_t);
-constexpr size_t kFirst = kAlignment;  // not 0, because 0 is kNoLabel
+constexpr size_t kFirst = 1;  // not 0, because 0 is kNoLabel
 
 }  // namespace
 
 std::string_view LabelMemory::at(uint32_t label) const {
   const uint64_t end = used.load(std::memory_order_acquire);
   uint32_t length = 0;
-  if (label < kFirst || label % kAlignment != 0 || label + sizeof(length) > end) return {};
+  if (label < kFirst || label + sizeof(length) > end) return {};
   if (end > kBytes) return {};
   std::memcpy(&length, text + label, sizeof(length));
   if (length > end - label - sizeof(length)) return {};
@@ -39,7 +38,7 @@ uint32_t Labels::label_of(std::string_view name) {
 uint32_t Labels::append(std::string_view name) {
   const uint64_t begin = memory_.used.load(std::memory_order_relaxed);
   const auto length = static_cast<uint32_t>(name.size());
-  const size_t whole = (sizeof(length) + length + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t whole = sizeof(length) + length;
   if (begin + whole > LabelMemory::kBytes) return lost_;
   std::memcpy(memory_.text + begin, &length, sizeof(length));
   std::memcpy(memory_.text + begin + sizeof(length), name.data(), length);

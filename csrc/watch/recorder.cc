@@ -314,7 +314,7 @@ void Recorder::open_set(SetId set, const std::vector<Rank>& ranks) {
 void Recorder::close_set(SetId set) {
   for (auto& slot : page_.sets) {
     const uint64_t entry = slot.load(std::memory_order_relaxed);
-    if (entry != 0 && static_cast<SetId>(entry >> 32) == set) slot.store(0);
+    if (static_cast<SetId>(entry >> 32) == set) slot.store(0);
   }
 }
 

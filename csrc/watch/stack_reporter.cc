@@ -34,6 +34,7 @@ constexpr std::chrono::milliseconds kNextLine{100};
 
 void do_nothing(int) {}
 
+// True also for 0, which is no signal.
 bool has_handler(int signal, void (*handler)(int)) {
   struct sigaction action{};
   return sigaction(signal, nullptr, &action) != 0 ||
@@ -52,7 +53,7 @@ std::string read_pipe(int fd, std::chrono::milliseconds patience) {
 }
 
 std::string python_stacks(const StackSource& source) {
-  if (source.signal == 0 || has_handler(source.signal, SIG_DFL)) return {};
+  if (has_handler(source.signal, SIG_DFL)) return {};
   if (has_handler(source.signal, do_nothing)) return {};  // Python is exiting
   while (!read_pipe(source.pipe, std::chrono::milliseconds{0}).empty()) {
   }
@@ -131,7 +132,7 @@ bool main_is_alone(const std::string& stacks) {
 bool is_of_a_library(std::string_view frame) {
   return frame.find("/site-packages/") != std::string::npos ||
          frame.find("/dist-packages/") != std::string::npos ||
-         frame.find("/lib/python3") != std::string::npos || frame.find("<") < frame.rfind("\"");
+         frame.find("/lib/python3") != std::string::npos;
 }
 
 // Appends the enclosing loops to each frame of the user's code (`File "train.py", line 9 in main`).
@@ -212,7 +213,7 @@ int free_signal() {
 }
 
 void make_harmless(int signal) {
-  if (signal == 0 || !has_handler(signal, SIG_DFL)) return;
+  if (!has_handler(signal, SIG_DFL)) return;
   struct sigaction action{};
   action.sa_handler = do_nothing;
   action.sa_flags = SA_RESTART;

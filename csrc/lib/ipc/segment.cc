@@ -23,7 +23,7 @@ size_t fixed_size(const Fd& fd) {
   if (seals < 0 || fstat(fd.get(), &status) != 0) {
     throw_system_error("a peer sent a descriptor that is not shared memory", errno);
   }
-  if ((seals & kFixedSize) != kFixedSize || status.st_size <= 0) {
+  if ((seals & kFixedSize) != kFixedSize) {
     throw Error(ErrorCode::kInternal, "a peer sent shared memory whose size is not fixed");
   }
   return static_cast<size_t>(status.st_size);

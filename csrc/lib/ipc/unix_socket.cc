@@ -115,10 +115,10 @@ uid_t peer_user(int fd) {
 
 using FdSpace = std::array<std::byte, CMSG_SPACE(sizeof(int) * UnixSocket::kMaxFds)>;
 
+// The kernel attaches only descriptors: the socket has not asked for anything else.
 std::vector<Fd> take_fds(msghdr& header) {
   std::vector<Fd> fds;
   for (cmsghdr* part = CMSG_FIRSTHDR(&header); part; part = CMSG_NXTHDR(&header, part)) {
-    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < count; ++i) {
       int fd = -1;
