@@ -227,9 +227,15 @@ def address_of(x: Tensor) -> int:
 
 
 def check_parameter(x: Tensor, name: str) -> None:
-    """Raises TypeError, with the name, for a parameter whose class has no memory itself: its
-    gradients would have the same class. Allows a freed storage, because parameters are not sent.
+    """Raises TypeError, with the name, for a parameter that is sparse, or whose class has no memory
+    itself: its gradients would have the same class. Allows a freed storage, because parameters are
+    not sent.
     """
+    if x.layout is not torch.strided:
+        raise TypeError(
+            f"parameter {name} has layout {x.layout}, but only dense parameters can be trained: "
+            "use x.to_dense(), or freeze it with x.requires_grad_(False)"
+        )
     if type(x).__torch_dispatch__ is Tensor.__torch_dispatch__ or x.is_meta:
         return
     with suppress(ValueError):

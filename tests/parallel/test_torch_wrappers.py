@@ -173,6 +173,18 @@ def test_an_optimizer_of_such_parameters(name: str, view: bool) -> None:
     hvd.barrier()
 
 
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr"])
+@pytest.mark.filterwarnings("ignore:Sparse C.* tensor support is in beta")
+def test_an_optimizer_of_a_sparse_parameter(layout: str) -> None:
+    sparse = nn.Parameter(values().to_sparse(layout=getattr(torch, layout)))
+    optimizer = torch.optim.SGD([nn.Parameter(values()), sparse], lr=0.1)
+    with pytest.raises(TypeError, match=rf"group\[0\]\[1\] has layout torch.{layout}.*freeze"):
+        hvd.DistributedOptimizer(optimizer)
+    sparse.requires_grad_(False)
+    hvd.DistributedOptimizer(optimizer)
+    hvd.barrier()
+
+
 @pytest.mark.parametrize("who", ["all", "rank 0"])
 @pytest.mark.parametrize("compression", ["none", "bf16"])
 @pytest.mark.parametrize("before", [0, 2])
@@ -230,7 +242,7 @@ def test_gradients_with_tangents_are_refused() -> None:
 def test_gradients_without_tangents_are_reduced_within_dual_level() -> None:
     """The level may be another thread's: torch has one for the whole process."""
     p, q = (nn.Parameter(torch.ones(shape)) for shape in ((3,), (2, 3)))
-    rows = nn.Embedding(8, 2, sparse=True)
+    rows = nn.Embedding.from_pretrained(torch.ones(8, 2), freeze=False, sparse=True)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q, rows.weight], lr=1.0))
     entered, leave = threading.Event(), threading.Event()
 
