@@ -25,7 +25,8 @@ struct RecordedWait {
   ~RecordedWait() { recorder.wait_ends(over); }
 };
 
-// Registers the handles for which a user waits. With FARANDOLE_GPU_ORDER=program, buckets are launched only meanwhile.
+// Registers the handles for which a user waits. With FARANDOLE_GPU_ORDER=program, buckets are launched only during such
+// a wait.
 struct Wanted {
   GpuBuckets& gpu;
   std::span<const Handle> handles;

@@ -43,8 +43,9 @@ class Runtime {
   void refuse(const farandole_request& request, const Failure& why);
   void lose(Rank rank, Failure failure);
   Driver& driver() { return *driver_; }
-  // See farandole_shutdown(). Returns nullopt if `deadline` passes; repeat the call. Otherwise the runtime may be
-  // destroyed, and a failure says why this rank has not waited for all others. A failed leave may follow a normal one.
+  // See farandole_shutdown(). Returns nullopt if `deadline` passes; the caller must repeat the call in that case.
+  // Otherwise the runtime may be destroyed, and a failure says why this rank has not waited for all others. A failed
+  // leave may follow a normal one.
   std::optional<Failure> leave(bool failed, const std::string& why, Deadline deadline);
   RankCalls& calls() { return *calls_; }
   Handles& handles() { return calls_->handles; }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Implements farandole_end_after(): while it exists, ends this process at a deadline or when an awaited process exits.
+// Implements farandole_end_after(). While a Watchdog exists, it ends this process at a deadline or when an awaited
+// process exits.
 #pragma once
 
 #include <unistd.h>

@@ -64,7 +64,7 @@ struct PhaseWatch {
 // order. Only the driver calls a backend, except for ready() and look_again(). Every caller holds Engine::work_mutex_.
 //
 // The driver calls begin(), then step() until it returns kFinished, then begin() for the next bucket. If step() throws,
-// the driver must call abort(). Afterwards no peer accesses this rank's buffers, and step() must not be called.
+// the driver must call abort(). Afterwards no peer accesses this rank's buffers, and step() must not be called again.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -74,7 +74,7 @@ class Backend {
   virtual Progress step() = 0;
   // True if step() would make progress. The driver calls this before it sleeps. Has no side effects.
   virtual bool ready() const = 0;
-  // Returns the time at which step() must be called without a wake-up. For backends whose wire cannot wake a thread.
+  // Returns the time at which step() must be called even without a wake-up. Used if the wire cannot wake a thread.
   virtual Deadline look_again() const { return Deadline::never(); }
   // Drops the bucket in flight.
   virtual void abort() = 0;
@@ -175,7 +175,7 @@ class PartRun {
   bool ended(const PartLane& lane) const { return lane.part == end_; }
 
   // Schedules a lane's next `window` bytes: calls emit(lane, offset in the window, bytes) for each contiguous range.
-  // `widening(part)` is the number of bytes in the window per byte of the part. Returns the bytes used in the window.
+  // `widening(part)` is the number of bytes in the window per byte of the part. Returns the number of bytes used.
   template <class Widening, class PieceBytes, class Emit>
   size_t fill_window(PartLane& lane, size_t window, Widening&& widening, PieceBytes&& piece_bytes,
                      Emit&& emit) const {

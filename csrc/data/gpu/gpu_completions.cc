@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver passes events to a thread that waits for them.
 #include "data/gpu/gpu_completions.h"
 
 #include <chrono>

@@ -35,8 +35,9 @@ class GpuLane {
   void close(SetId set);
   void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
 
-  // Retires buckets that are done. If `may_launch` is true, then launches at most one bucket and sets `past` to its
-  // event. Returns false if there was no progress. Throws an error if a backend or the device has failed.
+  // Retires buckets that are done. If `may_launch` is true, then launches at most one bucket and sets `past` to the
+  // event that fires when that bucket is done. Returns false if there was no progress. Throws an error if a backend or
+  // the device has failed.
   bool step(bool may_launch, std::shared_ptr<GpuEvent>& past);
   // Returns the number of buckets that are done, in launch order. Nothing uses the buffers of a bucket that is done.
   uint64_t finished() const { return finished_; }
@@ -62,7 +63,7 @@ class GpuLane {
   std::shared_ptr<const nvtx::Api> ranges_;
   std::map<SetId, std::unique_ptr<GpuBackend>> backends_;
   std::deque<GpuBucket> waiting_;
-  bool begun_ = false;  // see begun()
+  bool begun_ = false;
   std::deque<InFlight> in_flight_;
   uint64_t finished_ = 0;
   GpuCompletions completions_;  // waits for launched buckets

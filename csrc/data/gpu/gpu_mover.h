@@ -16,8 +16,7 @@ namespace farandole {
 class MoveList {
  public:
   void copy(cuda::Address target, cuda::Address source, size_t bytes);
-  // Sets target = source * factor / divisor in type `to`. Both types must be real. Copies if there is nothing to
-  // convert.
+  // Sets target = source * factor / divisor in type `to`. Both types must be real. Copies if nothing needs conversion.
   void convert(cuda::Address target, DType to, cuda::Address source, DType from, size_t elements,
                double factor, int64_t divisor);
   void fill_identity(cuda::Address target, DType type, ReduceOp op, size_t elements);

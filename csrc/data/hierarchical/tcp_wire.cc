@@ -77,8 +77,8 @@ bool TcpWire::abandon() {
   return true;
 }
 
-// Continues to open a connection. A peer that does not answer has not opened this wire yet; the backend limits the
-// wait.
+// Continues to open a connection. If the peer does not answer, it has not opened this wire yet. The backend limits the
+// time for which it waits for such a peer.
 bool TcpWire::open(Connection& connection) {
   TcpEnds& ends = *ends_;
   if (!connection.sends) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A wire over TCP. A connection carries bytes of one channel from one member to another. A member reads only into
+// A wire that uses TCP. A connection carries bytes of one channel from one member to another. A member reads only into
 // posted receives, so the kernel throttles a fast sender. Both ends know the length of every message, so there are no
 // headers.
 #pragma once

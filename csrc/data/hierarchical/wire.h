@@ -50,7 +50,7 @@ class Wire {
   virtual ~Wire() = default;
   // Returns the size of the longest message that the wire transfers efficiently. This size limits the size of chunks.
   virtual size_t most_bytes() const = 0;
-  // Starts a message. done() says when it is complete, and reports a lost peer.
+  // Starts a message. done() says when the message is complete, and reports a lost peer.
   virtual Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) = 0;
   virtual Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) = 0;
   // Makes progress on all messages. Must be called before done().

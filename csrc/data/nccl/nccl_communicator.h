@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A blocking NCCL communicator and its two threads: one makes NCCL's calls, one watches and aborts the communicator.
+// A blocking NCCL communicator and its two threads. One thread makes NCCL's calls. The other watches the communicator
+// and aborts it.
 #pragma once
 
 #include <atomic>

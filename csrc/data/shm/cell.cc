@@ -13,9 +13,9 @@ namespace {
 
 // A member that has waited this long dissolves the round. A call through the coordinator takes much less time.
 constexpr std::chrono::milliseconds kCellPatience{2};
-// Limits on the size of one input and of all inputs together, because every member reads all inputs. Above them,
-// dividing the work is faster, although members wait more often (measured with 2 to 4 ranks, 2 cores, 1 MiB of L2
-// each).
+// Limits on the size of one input and of all inputs together, because every member reads all inputs. Above these
+// limits, it is faster to divide the work, although members then wait more often (measured with 2 to 4 ranks on 2 cores
+// with 1 MiB of L2 each).
 constexpr size_t kMostBytes = 1024 * 1024;
 constexpr size_t kMostBytesOfAll = 2 * 1024 * 1024;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arenas of a host's ranks. A rank maps a peer's arena once the peer announces it. For the driver, unless marked.
+// The arenas of a host's ranks. A rank maps a peer's arena once the peer has announced it. Used only by the driver,
+// unless marked otherwise.
 #pragma once
 
 #include <atomic>

@@ -18,7 +18,8 @@
 
 namespace farandole {
 
-// Settings of a ShmBackend. All members need equal `members`, `block_bytes`, `slots`, `direct_bytes` and `locals`.
+// Settings of a ShmBackend. `members`, `block_bytes`, `slots`, `direct_bytes` and `locals` must be the same on all
+// members.
 struct ShmSetup {
   static constexpr size_t kBlockBytes = 512 * 1024;
   static constexpr int kSlots = 4;
@@ -179,7 +180,7 @@ class ShmBackend final : public Backend {
   bool has_next_ = false;  // true if block(at_.staged) is scheduled
   bool aborted_ = false;
   struct {
-    // The first three are the same as in this member's HostProgress.
+    // The first three counters are the same as in this member's HostProgress.
     uint64_t staged = 0;
     uint64_t reduced = 0;
     uint64_t consumed = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts a bucket into blocks, lazily. The cuts depend only on shapes, rows and the number of members, so all members
-// make the same cuts, even those without buffers.
+// Cuts a bucket into blocks, one block at a time. The cuts depend only on shapes, rows and the number of members, so
+// all members make the same cuts, even those without buffers.
 #pragma once
 
 #include <atomic>

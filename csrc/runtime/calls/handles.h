@@ -40,7 +40,7 @@ struct Outcome {
   Dimensions shape;
   std::vector<int64_t> received;  // see farandole_result
   int64_t value = 0;
-  std::shared_ptr<GpuEvent> past;  // of a launched GPU call; fires when its result is complete
+  std::shared_ptr<GpuEvent> past;  // set for a launched GPU call; fires when the result is complete
 };
 
 // Computes a call's Part::rows from the rows in the log entry.

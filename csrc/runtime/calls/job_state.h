@@ -12,8 +12,8 @@
 
 namespace farandole {
 
-// Phases: running -> leaving or failing (this rank leaves, normally or not) -> stopped (all ranks have left) -> ended.
-// Running, leaving and failing may become broken instead: the job has failed.
+// The phases are running -> leaving or failing (this rank leaves, normally or not) -> stopped (all ranks have left) ->
+// ended. From running, leaving or failing, the phase may instead become broken, which means that the job has failed.
 class JobState {
  public:
   explicit JobState(Wakeup driver) : driver_(driver) {}

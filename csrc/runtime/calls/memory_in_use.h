@@ -58,8 +58,8 @@ class MemoryInUse {
   explicit MemoryInUse(Rank own) : own_(own) {}
   // Returns an earlier call that conflicts with the use of this tensor, or 0 if there is none.
   Handle user_of(const Signature& signature, const Submission& mine, const ProcessSet& set) const;
-  // Returns an earlier call that conflicts with a copy from these elements (to them if `writes`), or 0 if there is
-  // none.
+  // Returns an earlier call that conflicts with a copy from these elements or, if `writes` is true, to them. Returns 0
+  // if there is none.
   Handle user_of(const Elements& elements, bool writes) const;
   void add(const Signature& signature, const Submission& mine, const ProcessSet& set);
   void remove(const Submission& mine);

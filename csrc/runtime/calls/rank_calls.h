@@ -104,7 +104,8 @@ class RankCalls {
   uint64_t ask(Handle handle);
   // Asks the coordinator for a log entry of any kind.
   void ping();
-  // Returns the key of a call that other ranks may not have made; nullopt if it has ended or all have submitted it.
+  // Returns the key of a call that other ranks may not have made yet. Returns nullopt if the call has ended or all
+  // ranks have submitted it.
   std::optional<CallKey> key_of(Handle handle);
   std::optional<std::string> answer(uint64_t number);
   int64_t direct_ago_ns() const { return direct_.ago_ns(); }

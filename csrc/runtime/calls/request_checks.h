@@ -28,7 +28,7 @@ std::string title_of(const Request& request);
 // Returns the set of a request. Throws Error(kInvalidArgument) if this rank is not a member of the set or has joined.
 const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 
-// Makes one call of these tensors. If `count` is 0, it is an empty group, whose name is in raw[0]. Throws
+// Makes one call of these tensors. If `count` is 0, the call is an empty group, whose name is in raw[0]. Throws
 // Error(kInvalidArgument or kWrongType), whose text names a remedy. Does not check buffers. `set` is the working_set()
 // of raw[0].
 CheckedCall check_call(std::span<const farandole_request> raw, size_t count, const ProcessSet& set,

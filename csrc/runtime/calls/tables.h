@@ -101,8 +101,8 @@ struct NamedRequest {
   bool in_flight = false;
   bool reported = false;  // true if the call is in flight and the log has not settled it
   Submission submission;
-  // Numbers of refusals by this rank that the log has not answered: before the reported call, and after it. The log
-  // answers a rank's reports in order, and a refusal is one of these reports.
+  // `refused` and `refused_since` count this rank's refusals that the log has not answered: those before and those
+  // after the reported call. The log answers a rank's reports in order, and a refusal is one of these reports.
   int refused = 0;
   int refused_since = 0;
   bool idle() const { return !in_flight && refused == 0; }
@@ -199,12 +199,13 @@ class Reporter {
   void pass_batch();
   // Writes a report and wakes the leader.
   void send(const Report& report);
-  // Makes leaders forward this rank's reports at once until its next call. Wakes no leader. Call this when a user
-  // waits.
+  // Makes leaders forward this rank's reports at once, until this rank's next call. Does not wake the leader. Call this
+  // when a user waits.
   void expedite();
   // True if expedite() would do something. May be called from any thread.
   bool may_expedite() const { return gathered_ && !expedited_; }
-  // True if a report was passed since the last call. The caller must then wake the leader. Any thread may call this.
+  // Returns true if a report was passed since the last take_news(). The caller must then wake the leader. May be called
+  // from any thread.
   bool take_news() { return news_.exchange(false); }
   // Sends reports that did not fit into the ring. Returns false if the ring is still full.
   bool flush();
