@@ -27,8 +27,7 @@ Process::Process() {
         process().mutex.unlock();
       },
       [] {
-        // This comes first, because it needs descriptors that Fd closes.
-        process().arenas.after_fork_in_child();
+        process().arenas.after_fork_in_child();  // first: it needs descriptors that Fd closes
         Fd::after_fork_in_child();
         process().mutex.unlock();
       });
@@ -175,8 +174,7 @@ FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, doubl
     }
     if (!ended) return FARANDOLE_OK;
     // The runtime's destructor joins its threads and ends its lanes and backends. After that, no code uses the users'
-    // buffers or MPI. A thread in farandole_wait may still hold a reference, but it returns soon, because every call
-    // has failed.
+    // buffers or MPI. A thread in farandole_wait may hold a reference, but returns soon, because every call has failed.
     leaving.reset();
     if (!ended->await(deadline)) return FARANDOLE_PENDING;
     {

@@ -119,8 +119,7 @@ auto translated(Body&& body) -> decltype(body()) {
   }
 }
 
-// Like translated(), but fails in a forked child. `body` returns a code or a count; if it is void, returns
-// FARANDOLE_OK.
+// Like translated(), but fails in a forked child. `body` returns a code or a count; void stands for FARANDOLE_OK.
 template <class Body>
 auto guarded(Body&& body) {
   return translated([&] {
@@ -179,8 +178,7 @@ inline std::shared_ptr<Runtime> runtime() {
   return process().runtime;
 }
 
-// Returns the calls with these numbers, up to the first unknown number. The pointers are shared, because shutdown() may
-// clear the table.
+// Returns the calls with these numbers, up to the first unknown one. Shared, because shutdown() may clear the table.
 inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
     std::span<const int64_t> numbers) {
   std::vector<std::shared_ptr<const PreparedCall>> known;

@@ -56,8 +56,7 @@ std::span<const T> numbers(const xla::Attributes& all, std::string_view name, si
   return {static_cast<const T*>(array->values), array->count};
 }
 
-// Throws unless the rank and the members are the same as when the program was compiled. They may differ after a
-// restart.
+// Throws unless rank and members are the same as when the program was compiled. A restart may change them.
 void check_world(std::span<const int32_t> head, std::span<const int32_t> members) {
   const auto here = runtime();
   const std::vector<Rank> now = here->ranks_of(head[kProcessSet]);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Includes farandole.h with an include guard and C linkage. Neither can be in farandole.h, because cffi cannot parse
-// them.
+// Includes farandole.h with an include guard and C linkage, which cffi could not parse in farandole.h itself.
 #pragma once
 
 #include <cstddef>

@@ -49,8 +49,7 @@ class Deadline {
   bool expired() const { return !is_never() && now_ns() >= ns_; }
   timespec as_timespec() const { return {ns_ / 1'000'000'000, ns_ % 1'000'000'000}; }
 
-  // Returns the remaining time in milliseconds for poll(), or -1 if there is no deadline. Rounds up so that poll()
-  // never returns early.
+  // Returns the milliseconds left for poll(), or -1 for never(). Rounds up, so that poll() never returns early.
   int poll_ms() const {
     if (is_never()) return -1;
     const int64_t left = std::max<int64_t>(ns_ - now_ns(), 0);

@@ -41,11 +41,9 @@ enum class Pattern : uint8_t {
 
 // Meaning of the numbers in Part::rows (data/backend/backend.h).
 enum class Rows : uint8_t {
-  kNone,  // no numbers, because the result is as large as the input
-  // For each member, the number of rows of the result that it receives, computed from the shape.
-  kKept,
-  // For each member, the number of rows of its input; the log entry contains these numbers.
-  kBrought,
+  kNone,     // no numbers, because the result is as large as the input
+  kKept,     // rows of the result that each member receives; computed from the shape
+  kBrought,  // rows of the input of each member; also in the log entry
   // The number of rows that each member sends to each member, at index sender * members + receiver. If there is
   // a root, only the root sends, and the index is the receiver. The log entry contains these numbers, too.
   kPairs,
@@ -59,8 +57,7 @@ constexpr int64_t kept_rows(int64_t rows, int member, int members) {
 // Meaning of Signature::root: the only member with an input, the only member with a result, or a process set.
 enum class Root : uint8_t { kNone, kSource, kTarget, kSet };
 
-// Role of a call in a message between two ranks. PostTable matches a send with a receive; both ranks then execute the
-// send.
+// Role of a call in a message between two ranks. PostTable matches a send with a receive; both ranks then run the send.
 enum class End : uint8_t { kNone, kSender, kReceiver };
 
 struct CollectiveTraits {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All settings in one table, with name, default, meaning and scope (one rank or the whole job). Only config.cc reads
-// the environment.
+// All settings in one table: name, default, meaning and scope (rank or job). Only config.cc reads the environment.
 #pragma once
 
 #include <cstdint>
@@ -86,16 +85,14 @@ struct Variable {
   std::variant<int64_t Config::*, double Config::*, std::string Config::*> field;
   Limits limits = {};
 
-  // Sizes may end in K, M or G. If the text is invalid, throws Error(kInvalidArgument) with a text that names the
-  // variable.
+  // Sizes may end in K, M or G. Throws Error(kInvalidArgument) with the variable's name if the text is invalid.
   void set(Config& config, const std::string& text) const;
   std::string get(const Config& config) const;
 };
 
 std::span<const Variable> variables();
 
-// Reads each variable from the environment or, if it is not set there, from the tuning file. Other variables keep their
-// defaults.
+// Reads each variable from the environment, otherwise from the tuning file, otherwise takes its default.
 Config read_config();
 
 // The job-wide values as text, one per line. In init(), the other ranks apply the text of rank 0.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types, with a row of traits for each. Each type also has loops in kernels/loops.h and a GPU type in
-// kernels/gpu_move.cu.
+// The element types, with a row of traits for each. A type also has loops in kernels/loops.h and kernels/gpu_move.cu.
 #pragma once
 
 #include <array>
@@ -40,13 +39,11 @@ struct DTypeTraits {
   const char* name;
   size_t size;
   NumberKind kind;
-  // The type with which GPUs compute: the type of the parts of a complex number, uint8 for bool, otherwise the dtype
-  // itself.
+  // The type that GPUs compute with: for a complex number its parts' type, for bool uint8, otherwise the dtype itself.
   DType real;
   DType carrier;  // accumulator; integers use it only if there are factors or a divisor
   int nccl;       // a value of ncclDataType_t, or -1 if NCCL lacks the type
-  // Bit patterns of values that reductions use. For a complex type, the bits of each part. Zero always has all bits
-  // clear.
+  // Bit patterns of values that reductions use; for a complex type, of each part. Zero always has all bits clear.
   uint64_t one;
   uint64_t highest;  // infinity if the type has one
   uint64_t lowest;   // minus infinity if the type has one
@@ -56,7 +53,7 @@ struct DTypeTraits {
   constexpr bool is_float() const { return kind == NumberKind::kFloat; }
   constexpr bool is_complex() const { return kind == NumberKind::kComplex; }
   constexpr bool takes_factors() const { return kind != NumberKind::kBool; }
-  // False for floats that NCCL does not support. Other types that NCCL does not support are reduced in their carrier
+  // False for floats that NCCL does not support. Other types that it does not support are reduced in their carrier
   // type.
   constexpr bool reduces_on_gpus() const { return !is_float() || nccl >= 0; }
 };

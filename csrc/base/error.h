@@ -31,8 +31,7 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// Throws Error(kLibrary) for a failed system call. The text consists of `what`, the text of the error number and, if
-// given, `remedy`.
+// Throws Error(kLibrary) for a failed system call, with `what`, the error number's text and, if given, `remedy`.
 [[noreturn]] void throw_system_error(const std::string& what, int error_number,
                                      const std::string& remedy = {});
 

@@ -20,8 +20,7 @@ namespace {
 constexpr std::array<std::string_view, 6> kNames = {"trace",   "debug", "info",
                                                     "warning", "error", "fatal"};
 
-// A token bucket in which each log line costs one token. The bucket holds the tokens of one second, so a burst of that
-// many lines passes.
+// A token bucket: each log line costs a token. It holds one second's tokens, so a burst of that many lines passes.
 class Budget {
  public:
   bool take(int64_t per_second) {

@@ -45,8 +45,7 @@ struct LogSettings {
 // Called by init(). Until then, the defaults apply.
 void set_log(LogSettings settings);
 
-// May be called from any thread. Writes each line with a single write(2), so that lines of different ranks are not
-// interleaved.
+// May be called from any thread. Writes each line with a single write(2), so that lines of different ranks never mix.
 void log(LogLevel level, const std::string& text);
 
 // Runs one step of a shutdown. If the step throws, logs the error so that the shutdown can continue.

@@ -61,8 +61,8 @@ void put(std::vector<std::string>& left, const std::string& path) {
   left.insert(left.end(), found.rbegin(), found.rend());
 }
 
-// Returns the target of the link `name` in `folder`. Returns "" and sets errno if `name` is not a link or must not be
-// followed.
+// Returns the target of the link `name` in `folder`. If it is not a link or must not be followed, returns "" and sets
+// errno.
 std::string target_of(int folder, const char* name, bool reads) {
   const int reason = errno;  // tells why open_own() could not open the name itself
   struct stat where{};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides which files farandole trusts: those that belong to this user or to root. These functions may be called from
-// any thread.
+// Decides which files farandole trusts: those of this user and of root. May be called from any thread.
 #pragma once
 
 #include <fcntl.h>

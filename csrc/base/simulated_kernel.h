@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An interface for tests. The simulation implements time, sleep and threads itself, and runs whole ranks in a single
-// thread.
+// An interface for tests. The simulation implements time, sleep and threads, and runs whole ranks in a single thread.
 #pragma once
 
 #include <atomic>

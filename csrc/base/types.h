@@ -17,8 +17,7 @@
 
 namespace farandole {
 
-// Lengths of a tensor's dimensions. Stores up to 5 of them without allocating memory, because each call copies this
-// object often.
+// Lengths of a tensor's dimensions. Each call copies them often, so up to 5 are stored without allocating memory.
 class Dimensions {
  public:
   Dimensions() = default;
@@ -53,8 +52,7 @@ using Rank = int32_t;   // rank in the world, unless a name says otherwise
 using SetId = int32_t;  // process set; 0 is the world
 
 constexpr SetId kWorldSet = 0;
-// A negative id belongs to a pair: a set of two ranks, created by the first message between them. Users never see
-// pairs.
+// A negative id belongs to a pair: a set of two ranks, created by their first message. Users never see pairs.
 constexpr bool is_pair(SetId set) { return set < kWorldSet; }
 constexpr Rank kAnyRank = -1;
 constexpr int32_t kCpuDevice = -1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts elements to the type that accumulates them (the wide type), and back. This is needed for integers with
-// factors or a divisor, and for floats that are reduced in two steps (reduce_partials). Do not include std headers here
-// (see codec.h).
+// Converts elements to the type that accumulates them (the wide type), and back, for integers with factors or a
+// divisor, and for floats that are reduced in two steps (reduce_partials). Do not include std headers here (see
+// codec.h).
 #pragma once
 
 #include "kernels/codec.h"
@@ -9,8 +9,7 @@
 
 namespace farandole::kernels {
 
-// Zero in the wide type of an integer of up to 32 bits. The wide type holds the sum of thousands of such integers
-// exactly.
+// Zero in the wide type of an integer of up to 32 bits. That type holds the sum of thousands of such integers exactly.
 template <class Cpu, class T>
 constexpr auto wide_zero() {
   if constexpr (sizeof(T) < 4)

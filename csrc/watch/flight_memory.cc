@@ -43,8 +43,7 @@ void add_line(Stamped<FlightText>& lines, const std::string& text) {
   if (line.size() > FlightText::kBytes - whole.length) return;
   std::memcpy(whole.text + whole.length, line.data(), line.size());
   whole.length += line.size();
-  // The length is also the number of the write, because it grows with each write.
-  lines.write(whole.length, whole);
+  lines.write(whole.length, whole);  // the length serves as the number, which must grow
 }
 
 size_t FlightMemory::pages_begin(int ranks) {

@@ -42,8 +42,7 @@ struct FlightEvent {
   int64_t time_ns = 0;  // from CLOCK_MONOTONIC; for an event with a duration, its start
   int64_t call = 0;     // the handle; 0 if there is none
   uint64_t bytes = 0;
-  // Number of an unnamed call (kSubmit), or position in the log (kNegotiated).
-  uint64_t sequence = 0;
+  uint64_t sequence = 0;  // kSubmit: number of an unnamed call; kNegotiated: log position
   // Number of the bucket in its set, from 1; 0 if there is none. For the submit of a send or receive, the tag.
   uint64_t bucket = 0;
   // See EventKind. For an error, the code. For the submit of a send or receive, the peer.
@@ -98,8 +97,7 @@ class Stamped {
     std::array<uint64_t, kWords> words;
     const size_t used = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
     std::memcpy(words.data(), &value, used * sizeof(uint64_t));
-    // The release order ensures that a reader that sees one of these words then reads the stamp `writing` or a later
-    // one.
+    // Release order: a reader that sees one of these words then reads the stamp `writing` or a later stamp.
     for (size_t i = 0; i < used; ++i) words_[i].store(words[i], std::memory_order_release);
     stamp_.store(writing + 1, std::memory_order_release);
     return true;
@@ -118,8 +116,7 @@ class Stamped {
   }
 
  private:
-  // 2 * number + 1 while the value is being written, and 2 * number + 2 once the value is complete.
-  std::atomic<uint64_t> stamp_;
+  std::atomic<uint64_t> stamp_;  // 2 * number + 1 during a write, + 2 afterwards
   std::atomic<uint64_t> words_[kWords];
 };
 
@@ -154,8 +151,7 @@ struct Tally {
   std::atomic<uint32_t> waiters;  // number of threads that are blocked in wait
   std::atomic<uint32_t> waiting_for;
   std::atomic<int64_t> waiting_since_ns;
-  // Time of the last launch of a bucket; 0 if a bucket has moved since.
-  std::atomic<int64_t> moving_since_ns;
+  std::atomic<int64_t> moving_since_ns;  // last launch of a bucket; 0 if a bucket has moved since
 };
 
 // Counts how often a rank was the last to submit a tensor, and sums the delays that the rank caused. Written by rank 0.

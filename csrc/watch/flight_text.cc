@@ -158,8 +158,7 @@ void write_flight(Json& json, const FlightMemory& memory, int local, size_t even
   json.key("late").open('{').member("times", late.times.load()).member("ns", late.ns.load());
   json.close('}').line();
   json.member("recorded", page.recorded.load()).member("dropped", page.dropped.load()).line();
-  // The open calls come before the events, which show how these calls ended.
-  if (events > 0) write_open(json, page);
+  if (events > 0) write_open(json, page);  // before the events, which show how these calls ended
   write_events(json, page, events);
   json.close('}');
 }

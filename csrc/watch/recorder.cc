@@ -170,8 +170,7 @@ void Recorder::moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launche
   tally_.bandwidth.add(bytes * 1000 / took);
 }
 
-// Dumps only once per error code, because the first failure may explain later failures, and a script may handle many
-// failures.
+// Dumps once per error code, because the first failure may explain later ones, and a script may handle many failures.
 void Recorder::keep_failure(const Failure& failure) {
   FlightFailure stored{};
   stored.code = static_cast<int32_t>(failure.code);
@@ -247,8 +246,7 @@ void Recorder::dump_own(const std::string& reason) {
 
 void Recorder::peer_died(Rank rank, int its_local) {
   record({.value = rank, .kind = EventKind::kPeerDied});
-  // Only kRunning is replaced, so a rank that has left stays kLeft.
-  LifeState running = LifeState::kRunning;
+  LifeState running = LifeState::kRunning;  // a rank that has left stays kLeft
   memory_.page(its_local).state.compare_exchange_strong(running, LifeState::kDied);
 }
 

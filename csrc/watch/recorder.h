@@ -30,8 +30,7 @@ struct RecordedCall {
   uint64_t bytes = 0;
   uint64_t bucket = 0;
   int64_t submitted_ns = 0;
-  // Slot in the table of open calls, or kOpen if the table was full.
-  size_t place = FlightPage::kOpen;
+  size_t place = FlightPage::kOpen;  // slot in the table of open calls; kOpen if it was full
 };
 
 class Recorder {
@@ -99,8 +98,7 @@ class Recorder {
   Timeline timeline_;
   std::atomic<uint64_t> failures_{0};
   std::atomic<uint64_t> open_writes_{0};
-  // One bit per used slot of the open calls.
-  std::atomic<uint64_t> places_[FlightPage::kOpen / 64]{};
+  std::atomic<uint64_t> places_[FlightPage::kOpen / 64]{};  // a bit per used slot of open calls
 };
 
 }  // namespace farandole

@@ -23,10 +23,9 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMaxText = 4000;  // maximum size of a report, in bytes
-// Maximum number of bytes to read; the default capacity of a pipe.
-constexpr size_t kMaxStacks = 65536;
-constexpr size_t kMaxThreads = 8;  // number of threads whose states are reported
+constexpr size_t kMaxText = 4000;     // maximum size of a report, in bytes
+constexpr size_t kMaxStacks = 65536;  // bytes to read; the default capacity of a pipe
+constexpr size_t kMaxThreads = 8;     // number of threads whose states are reported
 // Longest wait for the first line. The main thread may be in a system call that delays the signal.
 constexpr std::chrono::milliseconds kFirstLine{500};
 // Longest wait for a further line. Python does not mark the end of its output, so a longer pause counts as the end.
@@ -107,8 +106,7 @@ constexpr std::string_view kQuietFiles[] = {
     "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
     "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
 
-// True if every thread with Python frames is the main thread or has a frame in kQuietFiles. False if the list of
-// threads is truncated.
+// True if every thread with Python frames is the main thread or has a frame in kQuietFiles, and the list is complete.
 bool main_is_alone(const std::string& stacks) {
   std::istringstream lines(stacks);
   std::string line;
@@ -174,8 +172,7 @@ std::string state_of(const std::string& tid) {
   return text + "\n";
 }
 
-// Returns the states of the main thread and of threads that farandole did not start. The text has one line per thread,
-// from /proc.
+// Returns the states in /proc of the main thread and of threads that farandole did not start, one line per thread.
 std::string thread_states() {
   std::string text = state_of(std::to_string(getpid()));
   std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/task"), &closedir);

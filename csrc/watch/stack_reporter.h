@@ -23,8 +23,7 @@ struct StackSource {
 // Returns the highest real-time signal that has no handler, or 0 if all have one.
 int free_signal();
 
-// Gives a signal an empty handler, if it has no handler. Python restores this empty handler at exit, so a late signal
-// does not end the process.
+// Gives a signal without a handler an empty one. Python restores it at exit, so a late signal does not end the process.
 void make_harmless(int signal);
 
 // Returns the line numbers of the `for` and `while` statements around line `number` of a Python source, outermost

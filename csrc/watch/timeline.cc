@@ -27,9 +27,8 @@ std::string upper(std::string text) {
 
 std::string op_of(const FlightEvent& event) { return upper(name_of(static_cast<Op>(event.op))); }
 
-constexpr size_t kEnough = 4096;  // number of events that wake the writer
-// Maximum number of events in memory; further events are dropped.
-constexpr size_t kMost = 1u << 18;
+constexpr size_t kEnough = 4096;                       // number of events that wake the writer
+constexpr size_t kMost = 1u << 18;                     // events in memory; others are dropped
 constexpr auto kRest = std::chrono::milliseconds(50);  // longest wait for kEnough events
 
 }  // namespace
@@ -121,8 +120,7 @@ void TraceFile::submit(const FlightEvent& event) {
   const std::string_view label = page_.labels.at(event.name);
   const std::string name =
       label.empty() ? "unnamed " + std::to_string(event.sequence) : std::string(label);
-  // Horovod's traces name calls in the same way.
-  call.name = std::string(name_of(static_cast<Op>(event.op))) + "." + name;
+  call.name = std::string(name_of(static_cast<Op>(event.op))) + "." + name;  // as in Horovod
   const int64_t track = thread_of(event);
   begin("X", "submit", name, event.time_ns);
   json_.key("dur").microseconds(kSubmitNs).member("tid", track).key("args").open('{');

@@ -21,9 +21,8 @@
 
 namespace farandole {
 
-// One rank's events in the Trace Event Format of Chrome and Perfetto. Each calling thread has a track for its
-// submissions and waits. Each set's lane has a track for its buckets and blocks. Each tensor in flight has a line, with
-// an arrow to its bucket.
+// One rank's events in the Trace Event Format of Chrome and Perfetto. Each calling thread has a track for submissions
+// and waits, and each set's lane for buckets and blocks. Each tensor in flight has a line, with an arrow to its bucket.
 class TraceFile {
  public:
   // Throws Error(kLibrary) if the file cannot be created. `page` must outlive this object.
@@ -71,8 +70,7 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Creates the file. Throws Error(kLibrary) if that fails, or Error(kInvalidArgument) if a timeline is already being
-  // written.
+  // Creates the file. Throws Error(kLibrary) if that fails, or Error(kInvalidArgument) if a timeline is being written.
   void start(const std::string& path, bool mark_cycles);
   // Writes the remaining events and closes the file, if a file is open.
   void stop();

@@ -14,8 +14,7 @@
 
 namespace farandole {
 
-// Lets the leader of a host give memory to the other ranks. Called by the thread that runs init(), and later by the
-// driver.
+// Lets the leader of a host give memory to the other ranks. Called by the thread in init(), and later by the driver.
 class HostLinks {
  public:
   virtual ~HostLinks() = default;
@@ -23,8 +22,7 @@ class HostLinks {
   // these ranks may already have the segment.
   virtual Segment give(SetId set, const char* label, SegmentSize size,
                        std::span<const int> locals) = 0;
-  // For ranks other than the leader. Waits until `deadline` for the set's next segment. Drops the segments of sets that
-  // never opened.
+  // For other ranks. Waits until `deadline` for the set's next segment. Drops the segments of sets that never opened.
   virtual Segment receive(SetId set, Deadline deadline) = 0;
 };
 

@@ -42,8 +42,7 @@ Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const Pee
 JobKey proof_at(const std::string& listener, const JobKey& world);
 
 // Returns the addresses at which `own` connects to `peer`. If `peer` is in a different network namespace, omits
-// addresses that `own` also has (such as loopback or a container bridge), because they do not lead from `own` to the
-// peer.
+// addresses that `own` also has (such as loopback or a container bridge), because they do not lead to the peer.
 TcpAddress way_to(const PeerInfo& peer, const PeerInfo& own);
 
 // If the builds differ, throws Error(kMismatch) with a text that names the ranks.

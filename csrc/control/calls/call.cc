@@ -183,8 +183,7 @@ RanksByValue Terms::opinions(const Text& text, const std::vector<Rank>& ranks) c
     if (found == values.end()) found = values.insert(found, {std::move(value), {}});
     for (int32_t m : version.members) found->second.push_back(ranks[static_cast<size_t>(m)]);
   }
-  // The ranks were in the order in which their reports arrived.
-  for (auto& [value, who] : values) std::ranges::sort(who);
+  for (auto& [value, who] : values) std::ranges::sort(who);  // they were in order of arrival
   std::ranges::sort(values, {}, [](const auto& row) { return row.second.front(); });
   return values;
 }

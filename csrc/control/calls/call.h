@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call in flight, as the coordinator knows it: which members have reported it, which inputs they have, and if their
-// requests agree.
+// One call in flight, as the coordinator knows it: the members that have reported it, their inputs and their requests.
 #pragma once
 
 #include <optional>
@@ -13,15 +12,13 @@
 
 namespace farandole {
 
-// The inputs of one tensor of a call: the members that have an input, their numbers of rows, and the payloads that came
-// with reports.
+// The inputs of one tensor of a call: which members have one, their rows, and payloads that came with reports.
 class Inputs {
  public:
   void begin(int members);
   void end();  // frees memory, because thousands of definitions may have no call
 
-  // True if a member's contribution is valid. Repeats the checks that the rank made, because later code relies on these
-  // sizes.
+  // True if a member's contribution is valid. Repeats the rank's checks, because later code relies on these sizes.
   static bool sound(const Signature& signature, const Contribution& given, int members);
   void add(int member, const Signature& signature, const Contribution& given) {
     if (given.has_input) add_plain(member);
@@ -46,8 +43,7 @@ class Inputs {
   // Returns the payload of a member, or an empty view if there is none.
   ByteView payload(int member) const;
   const ByteString& payloads() const { return payloads_; }  // in order of arrival
-  // Number of bytes to move; a bucket limits their total.
-  size_t bytes(const Signature& signature) const;
+  size_t bytes(const Signature& signature) const;           // bytes to move; limited per bucket
 
  private:
   struct Extent {
@@ -98,8 +94,7 @@ class Terms {
     return same || (same_terms(request, this->request()) && request.site == this->request().site);
   }
 
-  // Call this if the report or an earlier report differs from the first. `arrived` holds the members that had reported
-  // before.
+  // Call this if the report or an earlier one differs from the first. `arrived` holds the members that reported before.
   void add(int member, const Request& request, const MemberMask& arrived);
   // Adds a member that has joined. It has no terms.
   void add_joined(int member);
@@ -111,8 +106,7 @@ class Terms {
   // Returns the members that have reported terms, which are those that have neither joined nor refused.
   std::vector<int32_t> outspoken(const MemberMask& arrived) const;
 
-  // Call this once all members have reported. Returns why the call fails, or nullopt if it does not. ranks[m] is the
-  // world rank of member m.
+  // Call this once all members have reported. Returns why the call fails, or nullopt. ranks[m]: world rank of member m.
   std::optional<Failure> failure(const CallKey& key, const std::vector<Rank>& ranks) const;
   // Returns the sites of the call, with the ranks of each site. Returns an empty list if there is only one site.
   RanksByValue sites(const std::vector<Rank>& ranks) const;
@@ -168,8 +162,7 @@ class Call {
   // Takes a member's report. `same` is true if the report has this call's id. Throws Error(kInternal) if the report is
   // invalid or the member has already reported.
   void arrive(int member, const Request& request, bool same, const Ready& ready);
-  // Both functions take plain contributions that have the call's id. They return false if arrive() must take the
-  // contributions instead.
+  // Both take plain contributions that have the call's id. They return false if arrive() must take them instead.
   bool arrive_plain(int member);
   bool arrive_plain(const MemberSlice& members);
   // Records that a member that this by_members() call does not need has reported different terms. The call will fail.
@@ -181,8 +174,7 @@ class Call {
   void arrive_joined(int member);
   // Takes a member's refusal. The call fails once all members have reported.
   void refuse(int member, Failure failure);
-  // True if the member itself has reported this call. A further report of the same name by this member belongs to the
-  // next call.
+  // True if the member itself has reported this call. Its next report of this name belongs to the next call.
   bool heard(int member) const { return arrived_.contains(member) && !terms_.joined(member); }
   // A report of the next call, which is kept until this call has ended.
   struct Later {
@@ -201,12 +193,10 @@ class Call {
   void take(int member);
   Inputs& part(size_t i) { return i == 0 ? inputs_ : more_[i - 1]; }
 
-  // A plain contribution uses only the fields from here to inputs_. They are adjacent, so that they fit in few cache
-  // lines.
+  // A plain contribution uses only the fields from here to inputs_. They are adjacent, to fit in few cache lines.
   bool open_ = false;
   bool queued_ = false;
-  // True while all reports agree with the definition. In this case, a plain contribution with the id only adds an
-  // input.
+  // True while all reports agree with the definition. A plain contribution with the id then only adds an input.
   bool takes_plain_ = false;
   SetId set_ = kWorldSet;
   uint32_t id_ = 0;

@@ -29,8 +29,7 @@ class MemberMask {
     ++count_;
     return true;
   }
-  // Adds `count` members, whose bits are in `words` from `first_word` on. If one of them is already present, adds none
-  // and returns false.
+  // Adds `count` members, with bits in `words` from `first_word` on. If one is present, adds none and returns false.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
     uint64_t* own = this->words() + first_word;
     for (size_t w = 0; w < words.size(); ++w) {
@@ -87,10 +86,9 @@ struct MemberSlice {
 // Ranks that report together: those of a host and of its descendants in the tree of hosts. With a bit mask for each
 // set, such a report is cheap to process.
 struct RankGroup {
-  std::vector<Rank> ranks;              // ascending
-  std::map<SetId, MemberSlice> slices;  // created on first use; ids of sets are never reused
-  // The set and the time of the last report on behalf of all ranks.
-  std::pair<SetId, int64_t> heard{-1, -1};
+  std::vector<Rank> ranks;                  // ascending
+  std::map<SetId, MemberSlice> slices;      // created on first use; ids of sets are never reused
+  std::pair<SetId, int64_t> heard{-1, -1};  // set and time of the last report for all ranks
 
   // `members` holds the ranks of the set, in ascending order.
   const MemberSlice& slice_of(SetId set, const std::vector<Rank>& members) {

@@ -33,8 +33,7 @@ constexpr size_t kBeforeMessage = sizeof(FrameHeader) + kMacBytes;
                                     "messages of that rank");
 }
 
-// Makes the kernel end a connection if the peer does not acknowledge data or, when the connection is idle, keepalive
-// probes.
+// Makes the kernel end a connection if the peer stops acknowledging data or, when it is idle, keepalive probes.
 void limit_silence(int fd, std::chrono::milliseconds timeout) {
   const auto set = [&](int option, int value) {
     setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
@@ -133,8 +132,7 @@ void TcpHostChannel::send(Rank peer, ByteView message) {
   if (found == links_.end() || found->second.broken || found->second.ended) return;
   Link& link = found->second;
   link.out.push_back(link.writer.frame(message));
-  // If other frames are queued, drain() sends this frame later, when the socket has room.
-  if (link.out.size() == 1) write(link);
+  if (link.out.size() == 1) write(link);  // otherwise drain() sends it later
 }
 
 // Sends as much as possible without blocking.
@@ -183,8 +181,7 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
       return std::nullopt;
     }
   };
-  // Removes the messages that were handled, even if hear() throws, so that the next call continues with the remaining
-  // messages.
+  // Removes the handled messages even if hear() throws, so that the next call continues with the remaining messages.
   struct Rest {
     Link& link;
     size_t& at;
@@ -205,8 +202,7 @@ void TcpHostChannel::take_messages(Link& link, const OnMessage& hear, const OnEn
   lose(link.rank, "is lost: " + altered);
 }
 
-// Treats ECONNRESET and EPIPE as the end of the peer. These errors occur when a process is killed before it has read
-// all messages.
+// Treats ECONNRESET and EPIPE as the peer's end. They occur when a process is killed before it has read all messages.
 std::string TcpHostChannel::end_by(int error_number) const {
   if (error_number == 0 || error_number == ECONNRESET || error_number == EPIPE) {
     return "has ended: that rank died; see its own output for the reason (killed, out of memory, "

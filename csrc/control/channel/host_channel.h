@@ -28,7 +28,6 @@ namespace farandole {
 class FrameWriter {
  public:
   explicit FrameWriter(const Key128& key = {}) : key_(key) {}
-  // Returns the next frame.
   ByteString frame(ByteView message);
 
  private:
@@ -74,7 +73,6 @@ class HostChannel {
   virtual bool has_message() const = 0;
 };
 
-// A HostChannel over TCP.
 class TcpHostChannel final : public HostChannel {
  public:
   // The kernel ends a connection if the peer acknowledges neither data nor probes for the duration of `timeout`.

@@ -20,7 +20,6 @@
 
 namespace farandole {
 
-// The layout of a host's control segment.
 class ShmLayout {
  public:
   // `bells` has one element per local rank. It is empty if no rank sleeps in a Poller.
@@ -42,8 +41,7 @@ class ShmLayout {
   std::span<const Bells> bells_;
 };
 
-// Sends messages of any length over a ring. Cuts long messages into pieces. Pieces that do not fit into the ring wait
-// in a queue.
+// Sends messages of any length over a ring. Cuts long messages into pieces. Pieces that do not fit wait in a queue.
 class MessageWriter {
  public:
   explicit MessageWriter(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
@@ -64,8 +62,8 @@ class MessageWriter {
 class MessageReader {
  public:
   explicit MessageReader(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
-  // Returns the next message, which is valid until the next call, or nullopt if there is none. If this sets `room`,
-  // wake the writer.
+  // Returns the next message, valid until the next call, or nullopt if there is none. If it sets `room`, wake the
+  // writer.
   std::optional<ByteView> next(bool& room);
   bool empty() const { return ring_.empty(); }
 
@@ -86,8 +84,7 @@ class MemberChannel {
   // Sends the reports for which the ring had no room before. The caller must hold RankCalls::mutex_.
   void flush() { up_.flush(); }
   bool can_flush() const { return up_.can_flush(); }
-  // Returns the next log entry, which is valid until the next call, or nullopt if there is none. Only the driver may
-  // call this.
+  // Returns the next log entry, valid until the next call, or nullopt if there is none. For the driver only.
   std::optional<ByteView> next_entry();
   bool has_entry() const { return !down_.empty(); }
 

@@ -93,8 +93,7 @@ Failure too_late(const SetState* set, const CallKey& key, const Request& request
                                 "(if the data is uneven, use join() or drop_last)"};
 }
 
-// Returns the failure of a rank that ended normally but has waited too long for the others. The text names the ranks
-// that have not left.
+// Returns the failure of a rank that ended normally but has waited too long for others to leave. The text names them.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
   return {ErrorCode::kStall, "rank " + std::to_string(from) +
                                  " called shutdown() or exited, waited for " + text_of_ranks(stay) +
@@ -188,8 +187,7 @@ void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_
   }
 }
 
-// Notes that those ranks of the group that are members of the set have made a call. Does this once for each set and
-// report.
+// Notes that the ranks of the group that belong to the set have made a call. Does this once per set and report.
 void Coordinator::hear(RankGroup& group, SetId id, int64_t now_ns) {
   const std::pair now{id, now_ns};
   if (std::exchange(group.heard, now) == now) return;
@@ -312,8 +310,7 @@ void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
   SetState* set = shared_.sets.of(join.set, from);
   if (!set) return;
   for (Call* call : shared_.calls.all(*set)) {
-    // The rank joins after its deferred call.
-    if (call->puts_off(from)) return call->put_off(from, join);
+    if (call->puts_off(from)) return call->put_off(from, join);  // joins after its deferred call
   }
   int member = set->member_of(from);
   if (set->joined.empty()) set->joined_since_ns = now_ns;

@@ -35,13 +35,11 @@ class Coordinator {
   // Registers ranks that may report together: those of a host and of its descendants in the tree of hosts. Returns the
   // number of this group.
   int add_group(std::vector<Rank> ranks);
-  // Takes a ReadyMany, or a plain Ready with an id, on behalf of all ranks of the group that are members of the call's
-  // set.
+  // Takes a ReadyMany, or a plain Ready with an id, on behalf of all ranks of the group that belong to the call's set.
   void receive_all(int group, const Report& report, int64_t now_ns);
   // Call this if a rank has died or cannot continue. The job then fails with this failure.
   void lose(Rank rank, Failure failure);
-  // Call this after replacing a published entry with an Abort. The effect is the same as if the coordinator had written
-  // the Abort.
+  // Call this after replacing a published entry with an Abort. The effect is as if the coordinator had written it.
   void stop_deciding() { broken_ = true; }
   // Checks for stalls. Call this when the time next_tick() has come.
   void tick(int64_t now_ns);
@@ -54,9 +52,8 @@ class Coordinator {
   void withdraw_set(SetId id) { shared_.sets.erase(id); }
   // Returns the messages to users about stalls since the previous call of this function.
   std::vector<std::string> take_notices() { return shared_.outbox.take_notices(); }
-  // Replaces the content of `into` with the ranks that were the last to report a call. There is one element for each
-  // call that was completed since the previous take_late_ranks(). Calls that were completed by receive_all() may be
-  // missing.
+  // Replaces the content of `into` with the ranks that were the last to report a call, one for each call completed
+  // since the previous take_late_ranks(). Calls that were completed by receive_all() may be missing.
   void take_late_ranks(std::vector<LateRank>& into) { shared_.outbox.take_late_ranks(into); }
 
   // For tests and metrics.
@@ -67,8 +64,7 @@ class Coordinator {
   void take(Rank from, const Report& report, int64_t now_ns);
   bool take_due(int64_t now_ns);
   void ready(Rank from, const Ready& ready, int64_t now_ns);
-  // Take plain contributions of a rank or a group. ready_at_once() returns false if the ranks must be processed one by
-  // one.
+  // Take plain contributions of a rank or a group. ready_at_once() returns false if the ranks must be taken one by one.
   void ready(Rank from, uint32_t id, int64_t now_ns);
   void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
   void hear(RankGroup& group, SetId id, int64_t now_ns);

@@ -10,13 +10,11 @@
 namespace farandole {
 namespace {
 
-// The names of a group's calls are shown only if the group is not larger than this; otherwise the calls are counted.
-constexpr size_t kMaxNames = 3;
+constexpr size_t kMaxNames = 3;  // the calls of a larger group are counted, not named
 
 std::string seconds(int64_t ns) { return std::to_string(ns / 1'000'000'000) + " s"; }
 
-// Returns the longest common prefix of all the calls' names that ends before a dot, such as "optimizer.0", or "" if
-// there is none.
+// Returns the longest common prefix, up to a dot, of the calls' names, such as "optimizer.0", or "" if there is none.
 std::string scope_of(const CallGroup& group) {
   std::string scope = group.front()->key.name + ".";
   for (const WaitingCall* call : group) {
@@ -29,8 +27,7 @@ std::string scope_of(const CallGroup& group) {
   return scope.empty() ? scope : scope.substr(0, scope.size() - 1);
 }
 
-// Returns the optimizer to which a scope belongs, such as "optimizer.0" for "optimizer.0.group[0]", or "" if there is
-// none.
+// Returns the optimizer to which a scope belongs: "optimizer.0" for "optimizer.0.group[0]", or "" if there is none.
 std::string optimizer_of(const std::string& scope) {
   const size_t dot = scope.find('.');
   if (scope.substr(0, dot) != "optimizer" || dot == std::string::npos) return {};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Composes texts that tell which calls wait for which ranks, and texts about deadlocks between ranks. These are pure
-// functions.
+// Composes texts about calls that wait for ranks, and about deadlocks between ranks. These are pure functions.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +18,14 @@ struct WaitingCall {
   std::vector<Rank> here;     // ranks that have submitted the call, except those that have joined
   std::vector<Rank> missing;  // ranks that have not submitted the call
   int64_t since_ns = 0;
-  // True for a bucket without progress; `missing` then holds its stopped or silent ranks.
-  bool moving = false;
+  bool moving = false;  // true for a bucket; `missing` then holds its stopped or silent ranks
   CallKey key = {};
 };
 
 // Calls that have the same `here` and `missing`. A group is never empty, and its oldest call comes first.
 using CallGroup = std::vector<const WaitingCall*>;
 std::vector<CallGroup> grouped(std::span<const WaitingCall> calls);
-// Returns a text such as "200 gradients of optimizer.0: rank 0 waiting for 10 s, rank 1 missing". Omits the time if
-// `now_ns` is negative.
+// Returns "200 gradients of optimizer.0: rank 0 waiting for 10 s, rank 1 missing", without the time if `now_ns` < 0.
 std::string line_of(const CallGroup& group, int64_t now_ns);
 
 // A rank whose main thread waits in `call`. `stack` is a StackReport::text.
@@ -37,8 +34,7 @@ struct BlockedRank {
   const WaitingCall* call = nullptr;
   std::string stack;
 };
-// Returns one line that tells where the ranks of a deadlock wait, and the likely cause. Returns "" if `blocked` is
-// empty.
+// Returns a line that tells where the ranks of a deadlock wait, and the likely cause, or "" if `blocked` is empty.
 std::string diagnosis_of(std::span<const BlockedRank> blocked);
 
 }  // namespace farandole

@@ -9,8 +9,7 @@
 namespace farandole {
 namespace {
 
-// Number of calls by which a rank may be ahead of the slowest rank.
-constexpr uint64_t kMaxUnnamedAhead = 1 << 20;
+constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // lead over the slowest rank, in calls
 
 // True if the call need not wait for this member, because the member has joined, has left or does not take part.
 bool goes_without(const SetState& set, const Request& request, int member) {

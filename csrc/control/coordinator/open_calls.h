@@ -95,13 +95,11 @@ class Registry {
   // Finds or creates the definition for a set and a name or, if the request has no name, for a set and a signature.
   Definition& intern(const Request& request);
   void touch(Definition& definition);
-  // If more than `capacity` ids are in use, returns the oldest ids that have no open call. Checks only a few ids at a
-  // time, so call this often.
+  // If more than `capacity` ids are in use, returns the oldest without an open call. Checks few ids, so call it often.
   std::vector<uint32_t> evict();
   // Call this when `rank` has dropped this id. The id is free once all ranks have dropped it.
   void forgot(uint32_t id, Rank rank);
 
-  // Used for stall checks.
   template <class Visitor>
   void for_each(Visitor&& visit) {
     for (auto& definition : table_) {
@@ -146,7 +144,6 @@ class OpenCalls {
   // Returns the reports that were deferred until the end of a call, if that call has now ended.
   std::vector<Call::Later> take_due() { return std::exchange(due_, {}); }
 
-  // Returns the open calls of the set, in any order.
   std::vector<Call*> all(SetState& set);
   std::vector<Call*> waiting(SetState& set);  // only calls that wait for a report
 
@@ -158,7 +155,6 @@ class OpenCalls {
   std::vector<Call::Later> due_;
 };
 
-// The state that the coordinator's parts share.
 struct Shared {
   explicit Shared(CoordinatorSettings its_settings)
       : settings(std::move(its_settings)),

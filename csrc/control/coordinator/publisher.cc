@@ -11,8 +11,7 @@
 namespace farandole {
 namespace {
 
-// Maximum number of notices per job, because each may cause a flight dump.
-constexpr size_t kMostNoticed = 64;
+constexpr size_t kMostNoticed = 64;  // notices per job; each may cause a flight dump
 
 constexpr uint64_t kMaxOutstanding = 2;       // buckets of a lane; one moves and one waits
 constexpr size_t kMaxTensors = 1024;          // per bucket, to limit the length of its log entry
@@ -249,8 +248,7 @@ void Publisher::flush(SetState& set) {
   end_join(set);
 }
 
-// Limits the number of buckets in flight. Once all ranks have left, all buckets may run, because Stop must be the last
-// entry.
+// Limits the buckets in flight. Once all ranks have left, all buckets may run, because Stop must be the last entry.
 bool Publisher::may_run(const LaneQueue& lane) const {
   return shared_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
 }

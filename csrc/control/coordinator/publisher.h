@@ -14,8 +14,7 @@
 
 namespace farandole {
 
-// Chooses the GPU backend of a set once, before the set's first GPU bucket. Then logs the key that the members need to
-// connect.
+// Chooses a set's GPU backend once, before its first GPU bucket. Then logs the key that the members need to connect.
 class BackendPolicy {
  public:
   explicit BackendPolicy(Shared& shared) : shared_(shared) {}
@@ -60,7 +59,6 @@ class Publisher {
   BackendPolicy& backends() { return backends_; }
   // Call this after each report. If the call is complete, makes it fail or queues it.
   void judge(SetState& set, Call& call);
-  // Queues a complete call on which all ranks agree.
   void queue(SetState& set, Call& call);
   // Writes all entries that can be written now, for all sets.
   void flush();

@@ -35,8 +35,7 @@ class Outbox {
     if (log_.empty()) write(Answer{});
   }
   // Makes a call fail if a rank reports it too late. Every rank reads every entry, so one entry answers one late report
-  // of each rank. A batch therefore needs only as many entries as the largest number of late reports from a single
-  // rank.
+  // of each rank. A batch therefore needs no more entries than the largest number of late reports from one rank.
   void fail_late(Rank from, const CallKey& key, const Failure& failure) {
     LateCall& call = late_calls_[{key.set, key.name, key.sequence}];
     if (++call.reports[from] <= call.entries) return;

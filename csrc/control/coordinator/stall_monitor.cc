@@ -49,12 +49,10 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
 }
 
 constexpr int64_t kLongestLead = 2'000'000'000;  // time from asking for stacks to failing the call
-// The job may end when a member of a bucket has been silent for this long. This is a long time, because a loaded
-// machine answers late.
+// The job may end when a bucket's member has been silent for this long, because a loaded machine answers late.
 constexpr int64_t kGoneNs = 10'000'000'000;
-// Least time between two ticks because of reported buckets.
-constexpr int64_t kTickPauseNs = 100'000'000;
-constexpr size_t kMaxReports = 20;  // number of failures that show stacks
+constexpr int64_t kTickPauseNs = 100'000'000;  // least time between ticks for reported buckets
+constexpr size_t kMaxReports = 20;             // number of failures that show stacks
 constexpr uint64_t kNoSequence =
     std::numeric_limits<uint64_t>::max();  // for a join(), which has no number
 
@@ -84,8 +82,7 @@ std::string frames_of(const std::string& stack) {
   return frames;
 }
 
-// Returns the part of a warning that stays the same until a rank makes progress: the facts without their digits, and
-// the stack frames.
+// Returns the part of a warning that stays the same until a rank makes progress: facts without digits, stack frames.
 std::string kept_of(const std::string& facts, const std::string& stack) {
   std::string kept;
   std::ranges::copy_if(facts, std::back_inserter(kept), [](char c) { return c < '0' || c > '9'; });
@@ -160,8 +157,7 @@ std::string StallMonitor::standing_of(Rank rank, const WaitingCall& call,
   }
   const auto& [heard_ns, asked_ns, answered_ns, answer] = state_of(rank);
   const bool heard_since = heard_ns > call.since_ns;
-  // The rank may have made calls in cells.
-  if (!heard_since && answered_ns < call.since_ns) return {};
+  if (!heard_since && answered_ns < call.since_ns) return {};  // it may have made calls in cells
   if (heard_ns < 0) {
     return "has made no call yet: it is starting, computes, hangs, or runs different code";
   }
@@ -237,8 +233,7 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   return view;
 }
 
-// The age of a join counts from the time at which the whole job came to rest, because the other ranks may have data for
-// hours.
+// The age of a join counts from when the whole job came to rest, because the other ranks may have data for hours.
 WaitingCall StallMonitor::view_of_join(const SetState& set, int64_t now_ns) const {
   WaitingCall view;
   view.what = "join() of process set " + std::to_string(set.id);
@@ -271,8 +266,7 @@ void StallMonitor::stands_still(Rank from, const Stuck& stuck, int64_t now_ns) {
 std::vector<const StallMonitor::Bucket*> StallMonitor::under_way(int64_t now_ns) const {
   std::map<std::pair<SetId, bool>, const Bucket*> oldest;
   for (const Bucket& one : stuck_) {
-    // Skips old reports. A rank repeats its report four times within the shorter of the two limits
-    // (RankWatch::Patience).
+    // Skips old reports. A rank repeats its report four times within the shorter limit (RankWatch::Patience).
     if (one.stuck.bucket == 0 || now_ns - one.said_ns >= patience_ns() / 2) continue;
     const Bucket*& first = oldest[{one.stuck.set, one.stuck.gpu}];
     if (!first || one.stuck.age_ns > first->stuck.age_ns) first = &one;
@@ -313,8 +307,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// Returns the calls that wait, and also calls that failed recently: if two calls block each other, the text of the
-// second names the first.
+// Returns waiting calls and those that failed recently: if two block each other, the second's text names the first.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
@@ -346,8 +339,7 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   }
 }
 
-// Makes an overdue join fail. The set's waiting calls have already failed in give_up_stalled(), because the join is no
-// older than they are.
+// Makes an overdue join fail. give_up_stalled() has failed the set's waiting calls, because the join is no older.
 void StallMonitor::give_up_join(SetState& set, int64_t now_ns) {
   if (!set.joins()) return;
   WaitingCall view = view_of_join(set, now_ns);
@@ -386,8 +378,7 @@ Failure StallMonitor::standing(int64_t now_ns) const {
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   std::set<Rank> asked;
   for (const WaitingCall& call : calls) asked.insert(call.missing.begin(), call.missing.end());
-  // Also asks the ranks for which these ranks wait, in calls of any age, because all of them may be waiting for each
-  // other.
+  // Also asks the ranks for which these ranks wait, in calls of any age, because all may wait for each other.
   const std::vector<WaitingCall> all = waiting_for(0, now_ns);
   for (size_t before = 0; before < asked.size();) {
     before = asked.size();
@@ -439,8 +430,7 @@ std::vector<BlockedRank> StallMonitor::blocked_for_good(const std::vector<Waitin
     });
     if (call != all.end()) waits[rank] = &*call;
   }
-  // Drops ranks that wait for no other blocked rank. Such a rank may continue, and then the ranks that wait for it may
-  // continue, too.
+  // Drops ranks that wait for no other blocked rank: they may continue, and so may the ranks that wait for them.
   while (std::erase_if(waits, [&](const auto& one) { return !waits_among(*one.second, waits); }) >
          0) {
   }

@@ -30,8 +30,7 @@ class StallMonitor {
     ranks_[static_cast<size_t>(rank)].heard_ns = now_ns;
   }
   void bucket_ended(int64_t now_ns) { active_ns_ = now_ns; }
-  // Call this when a call or bucket has started at the time `since_ns`. Schedules ticks at the next limits of this call
-  // or bucket.
+  // Call this when a call or bucket has started at `since_ns`. Schedules ticks at the limits that it will reach next.
   void expect_progress(int64_t since_ns, int64_t now_ns);
   void answered(Rank from, const StackReport& stack_report, int64_t now_ns);
   // Throws Error(kInternal) on a report that a correct rank would not send.
@@ -62,8 +61,7 @@ class StallMonitor {
   bool is_stopped(Rank rank) const;  // true if a signal or a debugger has stopped the rank
   // Returns the rank that forwards this rank's reports, or 0 if rank 0 takes them directly.
   Rank above(Rank rank) const;
-  // For a rank that does not answer. Returns the silent rank on the path from this rank to rank 0 that is nearest to
-  // rank 0.
+  // For a rank that does not answer. Returns the silent rank nearest to rank 0 on the path between the two.
   Rank first_silent(Rank rank, int64_t now_ns) const;
   bool all_answered() const;
   SetId joined_by(Rank rank) const;  // the set in whose join() the rank waits; -1 if there is none
@@ -82,8 +80,7 @@ class StallMonitor {
   // Returns facts about one rank that is missing in `call`.
   std::string standing_of(Rank rank, const WaitingCall& call, const std::vector<WaitingCall>& all,
                           int64_t now_ns) const;
-  // Facts about a rank that is missing in calls, and the rank's stack. The text consists of indented lines, each after
-  // a newline.
+  // Facts and stack of a rank that is missing in calls. The text consists of indented lines, each after a newline.
   struct WarningPart {
     std::string text;
     std::string kept;  // see kept_of()
@@ -120,8 +117,7 @@ class StallMonitor {
   int64_t next_question_ns_ = 0;
   bool question_open_ = false;
   std::set<std::string> warned_;  // WarningPart::kept of each part of the last warning
-  // Calls that were given up recently, with the time.
-  std::vector<std::pair<int64_t, WaitingCall>> lost_;
+  std::vector<std::pair<int64_t, WaitingCall>> lost_;  // calls given up recently, with the time
 };
 
 }  // namespace farandole

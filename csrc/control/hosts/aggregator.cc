@@ -54,8 +54,7 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
   }
 }
 
-// Handles each id separately, so that the reports of a call are merged even if ranks combine their calls into different
-// batches.
+// Handles each id separately, so that reports of a call are merged even if ranks batch their calls differently.
 void Aggregator::receive_many(const ReadyMany& many, Sender& sender, int64_t now_ns) {
   many.ids.for_each([&](uint32_t id) {
     const KnownCall* call = known(id);
@@ -170,8 +169,7 @@ void Aggregator::read_end(const Entry& entry) {
   }
 }
 
-// Call this when all ranks have made this call, and thus all unnamed calls before it. Later reports are about later
-// calls.
+// Call this when all ranks have made this call, and thus all unnamed calls before it. Later reports mean later calls.
 void Aggregator::end(SetId set, uint32_t id, uint64_t sequence) {
   if (ids_.at(id).named()) {
     early_.erase({set, id, 0});
@@ -188,8 +186,7 @@ void Aggregator::read_define(const Define& define) {
   if (call.named()) names_[{call.set, call.name}] = define.id;
 }
 
-// Ranks that have read the Forget report the call without its id, so no report that contains the id may wait for the
-// reports of these ranks.
+// Ranks that have read the Forget report the call without its id, so no report with the id may wait for their reports.
 void Aggregator::read_forget(uint32_t id) {
   const KnownCall& call = ids_.at(id);
   if (const auto name = names_.find({call.set, call.name}); name != names_.end()) {
@@ -224,8 +221,7 @@ void Aggregator::release(const Key& key, const Held& held, const SetBelow* whole
   record_ready(ranks, key.id);
 }
 
-// Sends the reports of a call up, although other members below may not have reported it yet. Later reports of the call
-// then go up at once.
+// Sends the reports of a call up, although members below may not have reported it. Later reports then go up at once.
 void Aggregator::release_early(Key key) {
   if (const auto held = held_.extract(key)) release(key, held.mapped(), nullptr);
   early_.insert(key);
@@ -267,8 +263,8 @@ void Aggregator::write(const std::vector<Rank>& ranks, ByteView report) {
   out.put_bytes(report);
 }
 
-// Sends Expedite after the Ready reports of the ranks, because a Ready tells the host above that the user of this rank
-// does not wait.
+// Sends Expedite after the ranks' Ready reports, because a Ready tells the host above that the rank's user does not
+// wait.
 void Aggregator::tell_expedite() {
   if (!gathers_above_ || expediting_.empty() || std::exchange(expedite_sent_, true)) return;
   ByteString expedite;
@@ -294,7 +290,6 @@ void Aggregator::read(const Entry& entry) {
   if (auto* open = std::get_if<OpenSet>(&entry)) {
     std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));
   }
-  // The late reports of a closed set go up at once.
   if (auto* close = std::get_if<CloseSet>(&entry)) sets_.at(close->set).straight = true;
   if (auto* joined = std::get_if<Joined>(&entry); joined && sets_.contains(joined->set)) {
     sets_.at(joined->set).straight = false;

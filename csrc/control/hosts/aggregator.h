@@ -32,8 +32,7 @@ class Aggregator {
   // early_).
   static constexpr int64_t kPatienceNs = 50'000'000;
 
-  // Limits of the time between two batches. This time doubles with each batch. A pause of twice the longest time resets
-  // it to the shortest time.
+  // Limits of the time between two batches. It doubles with each batch; a pause of twice the longest time resets it.
   static constexpr int64_t kShortestGatherNs = 250'000;
   static constexpr int64_t kLongestGatherNs = 10'000'000;
 
@@ -71,11 +70,10 @@ class Aggregator {
   };
   struct SetBelow {
     std::vector<Rank> ranks;  // the members below, ascending
-    // True if reports must be forwarded at once, because a member has joined or the set is closed.
-    bool straight = false;
+    bool straight = false;    // forward reports at once: a member has joined, or the set is closed
   };
-  // Forgotten ids stay known, because hosts below that have not yet read the Forget may still report such an id for all
-  // their ranks.
+  // Forgotten ids stay known, because hosts below that have not read the Forget may report such an id for all their
+  // ranks.
   struct KnownCall {
     SetId set = kWorldSet;
     std::string name;  // empty for an unnamed call

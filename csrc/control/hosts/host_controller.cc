@@ -210,8 +210,7 @@ bool HostRelay::step() {
         }
       },
       lose);
-  // Handles deaths before links, because the death of a rank on this host may be the reason why the host above has
-  // ended.
+  // Handles deaths before links, because a death on this host may be the reason why the host above has ended.
   for (auto& [rank, failure] : take_lost()) {
     if (!lost_) lost_ = failure;
     report(rank, Lost{std::move(failure)});

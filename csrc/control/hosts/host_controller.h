@@ -34,8 +34,7 @@ class HostController {
     const Topology& topology;
     std::vector<std::string> host_names;  // by rank
     StagingSize staging_size;
-    // By rank; 0 if the rank is on another host or in another PID namespace.
-    std::vector<pid_t> pids;
+    std::vector<pid_t> pids;  // by rank; 0 on another host or in another PID namespace
   };
   explicit HostController(Setup setup) : setup_(std::move(setup)) {}
   virtual ~HostController() = default;
@@ -43,8 +42,7 @@ class HostController {
   // ---- Only the driver may call these. step() returns false if there was nothing to do.
   virtual bool step() = 0;
   virtual Deadline next_tick() const = 0;
-  // Call this when the job has failed on this leader. Sends `why` to the ranks that receive the log only through this
-  // leader.
+  // Call this when the job has failed on this leader. Sends `why` to the ranks that get the log only from this leader.
   virtual void leave(const Failure& why) = 0;
   // Returns the leader's own mapping of a set's memory. Call this after share_memory().
   Segment take_staging(SetId set);
@@ -75,8 +73,7 @@ class HostController {
   const HostTree::Branch& branch_of(Rank leader) const;
   // Returns the failure that ends the job after an invalid message from `rank`.
   static Failure broke_protocol(Rank rank, const Error& error);
-  // Calls tell(rank, StackReport) for those of the ranks that are on this host and cannot answer because they are
-  // stopped.
+  // Calls tell(rank, StackReport) for those ranks that are on this host and cannot answer because they are stopped.
   template <class Tell>
   void answer_for_stopped(const std::vector<Rank>& ranks, Tell&& tell) {
     for (Rank rank : ranks) {
@@ -102,7 +99,6 @@ class HostController {
   std::atomic<bool> has_lost_{false};
 };
 
-// The controller on rank 0. Passes reports to the coordinator and publishes the coordinator's log.
 class RootController final : public HostController {
  public:
   RootController(Coordinator::Settings settings, Setup setup);
@@ -124,7 +120,6 @@ class RootController final : public HostController {
   ByteString encoded_;
 };
 
-// The controller on all other leaders. Passes reports up and the log down.
 class HostRelay final : public HostController {
  public:
   explicit HostRelay(Setup setup);
@@ -142,9 +137,8 @@ class HostRelay final : public HostController {
 
   Aggregator aggregator_;
   ByteString encoded_;
-  Failure lost_;  // the first death on this host
-  // True once this leader has read an Abort or Stop, or has lost the link to the host above.
-  bool over_ = false;
+  Failure lost_;       // the first death on this host
+  bool over_ = false;  // has read an Abort or Stop, or has lost the link to the host above
 };
 
 }  // namespace farandole

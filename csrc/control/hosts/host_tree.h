@@ -14,8 +14,7 @@ struct HostTree {
     Rank leader = 0;
     std::vector<Rank> ranks;  // the ranks of the leader's host and of all hosts below, ascending
   };
-  // The leader of the host above; -1 for the root, or if this rank is not a leader.
-  Rank parent = -1;
+  Rank parent = -1;  // leader of the host above; -1 for the root, or if this rank does not lead
   std::vector<Branch> children;
 
   // Returns for each rank the rank that forwards its reports. This is the leader of its host or, for a leader, the

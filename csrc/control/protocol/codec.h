@@ -100,8 +100,7 @@ class Encoder {
     if (size > 0) std::memcpy(out_.data() + used_, data, size);
     used_ += size;
   }
-  // Number of bytes that are allocated first; most messages fit.
-  static constexpr size_t kAhead = 128;
+  static constexpr size_t kAhead = 128;  // bytes allocated first; most messages fit
   ByteString& out_;
   size_t used_;
 };

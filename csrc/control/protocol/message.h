@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Control messages: reports, which a rank sends to the coordinator, and log entries, which the coordinator sends to all
-// ranks.
+// Control messages: reports (from a rank to the coordinator) and log entries (from the coordinator to all ranks).
 #pragma once
 
 #include <algorithm>
@@ -24,8 +23,7 @@ struct CallKey {
   bool named() const { return !name.empty(); }
 };
 
-// The terms of a call. A group is a call of several tensors, which are either all reduced together or not reduced at
-// all.
+// The terms of a call. A group is a call of several tensors, which are reduced together or not at all.
 struct Request {
   SetId set = kWorldSet;
   std::string name;  // empty for an unnamed call; unnamed calls with equal requests share an id
@@ -33,8 +31,7 @@ struct Request {
   std::vector<Signature> more = {};  // the other tensors of a group
   bool no_tensors = false;           // an empty group, whose signature is that of a barrier
   bool alone = false;                // see by_members()
-  // For sends and receives, the rank at the other end, or kAnyRank for any sender. The root in the signature is the
-  // sender.
+  // For a send or receive, the other end's rank, or kAnyRank for any sender. The signature's root is the sender.
   Rank peer = kAnyRank;
   int64_t tag = 0;
   // Line of an unnamed call in the program, such as "train.py:12", if ranks compare lines. Otherwise empty.
@@ -68,8 +65,7 @@ inline bool spares_the_left(const Request& request) {
 // The part of a report that may differ between ranks, and between calls that have the same id.
 struct Contribution {
   bool has_input = false;
-  // The message contains the input, of at most tiny_bytes(size of the job).
-  bool has_payload = false;
+  bool has_payload = false;     // the input is in the message: at most tiny_bytes(job size)
   int64_t rows = 0;             // first dimension of the input, if CollectiveTraits::ragged()
   std::vector<int64_t> splits;  // number of rows for each member, if CollectiveTraits::splits()
   ByteView payload;             // points into the message
@@ -77,8 +73,7 @@ struct Contribution {
   // True if the contribution says only that there is an input. All plain contributions are equal.
   bool plain() const { return has_input && !has_payload && rows == 0 && splits.empty(); }
 };
-// The largest input that travels in a report. Rank 0 receives the inputs of all ranks, so the limit is lower in large
-// jobs.
+// The largest input that travels in a report. Large jobs have a lower limit, because rank 0 receives all inputs.
 constexpr size_t kTinyBytes = 4096;
 constexpr size_t tiny_bytes(int ranks) {
   return std::clamp(kTinyBytes * 64 / static_cast<size_t>(ranks), size_t{1024}, kTinyBytes);
@@ -147,8 +142,7 @@ struct StackReport {     // answers CollectStacks with a few lines about this pr
   int64_t direct_ago_ns = -1;
 };
 struct Inquire {  // asks for which ranks this call waits; the log answers with an Answer
-  // Each rank numbers its questions. The number 0 asks only if rank 0 is alive. To this question, any log entry is the
-  // answer for all ranks.
+  // Each rank numbers its questions. 0 only asks if rank 0 is alive; any log entry answers that, for all ranks.
   uint64_t number = 0;
   CallKey key;
   bool join = false;  // asks about the set's join; the key then has no name
@@ -169,9 +163,8 @@ struct Lost {
 // Describes the GPU of this rank. The rank sends this report before its first GPU tensor.
 struct UseGpu {
   std::string uuid;
-  Rank host = 0;  // the lowest rank on the GPU's host
-  // Name and version of the library for GPU collectives; empty if there is none.
-  std::string library;
+  Rank host = 0;        // the lowest rank on the GPU's host
+  std::string library;  // name and version of the library for GPU collectives, or ""
   std::string name;
 };
 // The path of a set's GPU tensors: through host memory, or through a GPU library that all members have.
@@ -186,8 +179,7 @@ struct OpenGpu {
   BackendKind backend = BackendKind::kLibrary;
   std::vector<Rank> ranks = {};  // members of the set
 };
-// The user of this rank waits, so leaders forward this rank's reports at once, until its next Ready. Only leaders use
-// this report.
+// For leaders only. This rank's user waits, so leaders forward this rank's reports at once, until its next Ready.
 struct Expedite {};
 using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, StackReport, Inquire,
                             ReadyMany, Lost, UseGpu, OpenGpu, Expedite, Post, Stuck>;
@@ -214,8 +206,7 @@ struct Item {  // a call in a bucket
   uint32_t id = 0;
   uint64_t sequence = 0;  // number of an unnamed call
   PartInputs inputs = {};
-  // One for each element of Request::more; empty if all are plain.
-  std::vector<PartInputs> more = {};
+  std::vector<PartInputs> more = {};  // one per Request::more; empty if all are plain
 
   const PartInputs& part(size_t i) const {
     static const PartInputs plain;
@@ -242,8 +233,7 @@ struct Result {  // completes a call without a bucket; it has a result or is abs
 struct Fail {
   CallKey key;
   Failure failure;
-  // Ranks that had not reported the call. If one of these ranks reports the call later, the report belongs to the next
-  // call.
+  // Ranks that had not reported the call. If one of these ranks reports it later, the report means the next call.
   std::vector<Rank> unheard = {};
 };
 struct Joined {
@@ -282,8 +272,7 @@ struct Answer {  // the answer to an Inquire of one rank
   uint64_t number = 0;
   std::string text;
 };
-// Tells the users of this set's ranks about something that looks wrong but has not failed.
-struct Notice {
+struct Notice {  // tells users of this set's ranks that something looks wrong but has not failed
   SetId set = kWorldSet;
   std::string text;
 };
@@ -292,8 +281,7 @@ using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, C
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);
-// Both functions throw Error(kInternal) if encode() cannot have made these bytes. The payload of a Ready points into
-// `in`.
+// Both throw Error(kInternal) if encode() cannot have made these bytes. The payload of a Ready points into `in`.
 Report decode_report(ByteView in);
 Entry decode_entry(ByteView in);
 

@@ -65,7 +65,7 @@ struct PoolProperties {
   unsigned char reserved[56] = {};
 };
 
-// The driver's functions. cuda.cc lists their symbols; the suffix of a symbol, such as _v2, selects a version of the
+// The driver's functions. cuda.cc lists their symbols; a symbol's suffix, such as _v2, selects a version of the
 // signature.
 struct Api {
   std::string path;
@@ -113,7 +113,7 @@ struct Api {
   std::string text_of(Result result) const;
 };
 
-// Opens and initialises the driver at `path`, or lets the loader find it if `path` is "". Throws Error(kLibrary) with a
+// Opens and initialises the driver at `path` or, if `path` is "", in the loader's paths. Throws Error(kLibrary) with a
 // remedy.
 std::shared_ptr<const Api> open(const std::string& path);
 

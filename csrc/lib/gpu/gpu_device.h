@@ -68,8 +68,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
    private:
     const GpuDevice& device_;
     const bool entered_;
-    // The constructor exchanges it for the thread's mode.
-    int capture_mode_ = cuda::kCaptureRelaxed;
+    int capture_mode_ = cuda::kCaptureRelaxed;  // exchanged for the thread's mode
   };
 
   const cuda::Api& api() const { return *api_; }
@@ -88,11 +87,9 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   std::shared_ptr<PinnedMemory> pinned(size_t bytes);
   // Allocates memory for later work in `stream`. On failure, throws Error(kLibrary) with the number of bytes.
   cuda::Address allocate(size_t bytes, cuda::Stream stream);
-  // Frees memory after the work that is now in `stream`. Returns false, without freeing the memory, if the stream is
-  // being captured.
+  // Frees memory after the work that is now in `stream`. Returns false, and frees nothing, if it is being captured.
   bool free(cuda::Address address, cuda::Stream stream) noexcept;
-  // Keeps the module until the device is destroyed. Unloading it earlier would wait for the module's work, which may
-  // never end.
+  // Keeps the module until the device is destroyed. Unloading waits for the module's work, which may never end.
   void unload_at_end(cuda::Module module);
   // Also returns true for the default stream while CUDA forbids its use because a stream that synchronises with it is
   // captured.

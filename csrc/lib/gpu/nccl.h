@@ -40,8 +40,7 @@ struct ConfigV21400 {
 };
 
 constexpr int kFirstWithConfig = 21400;  // oldest version that farandole supports
-// Before this version, ncclCommAbort inside a group frees the communicator at once instead of at the end of the group
-// (src/init.cc).
+// In older versions, ncclCommAbort inside a group frees the communicator before the end of the group (src/init.cc).
 constexpr int kFirstAbortOfGroups = 22203;
 
 struct Api {

@@ -60,8 +60,7 @@ Mapping map_arena(int fd, bool inherit) {
   munmap(first + before + bytes, kAlign - before);
   Mapping mapping(first + before, {bytes});
   map_over(mapping.get(), bytes, MAP_SHARED, fd, 0);
-  // Otherwise core files would contain the arrays of all ranks.
-  madvise(mapping.get(), bytes, MADV_DONTDUMP);
+  madvise(mapping.get(), bytes, MADV_DONTDUMP);  // otherwise core files contain all arrays
   if (!inherit) madvise(mapping.get(), bytes, MADV_DONTFORK);
   return mapping;
 }
@@ -80,8 +79,7 @@ std::byte* Arena::allocate(size_t bytes) {
   if (!mapping_) mapping_ = map_arena(fd_.get(), /*inherit=*/true);
   const size_t page = bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
   const size_t room = round_up(std::max<size_t>(bytes, 1), page);
-  // Checks only large arrays, because the check takes 0.1 ms.
-  if (room >= kHugePageBytes) refuse_too_much("an array", room);
+  if (room >= kHugePageBytes) refuse_too_much("an array", room);  // the check takes 0.1 ms
   const uint64_t offset = take(room, page);
   try {
     fill(offset, room);

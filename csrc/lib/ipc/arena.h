@@ -17,7 +17,7 @@
 
 namespace farandole {
 
-// Maps a whole arena. Only allocated pages take memory. If `inherit` is true, forked children keep the mapping. Throws
+// Maps an arena. Only allocated pages take memory. If `inherit`, forked children keep the mapping. Throws
 // Error(kLibrary).
 Mapping map_arena(int fd, bool inherit);
 
@@ -34,8 +34,7 @@ class Arena {
   std::byte* allocate(size_t bytes);
   // Frees the pages immediately, in all processes. Returns false if no allocation of this arena starts at `memory`.
   bool release(std::byte* memory);
-  // Returns the offset of `memory` in the memfd, or nullopt if peers do not share this memory. `memory` may lie inside
-  // an allocation.
+  // Returns the offset in the memfd of `memory` (anywhere in an allocation), or nullopt if peers do not share it.
   std::optional<uint64_t> offset_of(const std::byte* memory) const;
   // Stops sharing the allocation that contains `memory`: copies its content to private pages. Peers keep the old pages.
   // Other threads may continue to use the memory during the call.
@@ -87,8 +86,7 @@ class ArenaPool {
 
   std::byte* allocate(size_t bytes);
   void release(std::byte* memory);
-  // Returns the arena that a new job shares. This is a new arena if peers of an earlier job may still write to the last
-  // arena.
+  // Returns the arena for a new job: a new arena if peers of an earlier job may still write to the last arena.
   std::shared_ptr<Arena> share();
 
   void before_fork();

@@ -46,8 +46,7 @@ constexpr End end_of(uint32_t round, uint32_t word) {
   return completed ? End::kCompleted : End::kDissolved;
 }
 
-// Ends the round that `word` describes and wakes its sleepers. If the shared word has changed meanwhile, updates `word`
-// and returns false.
+// Ends the round of `word` and wakes its sleepers. If the shared word has changed, updates `word` and returns false.
 template <class State>
 bool end_round(State& state, uint32_t& word, uint32_t next) {
   const bool asleep = (word & kAsleep) != 0;
@@ -66,8 +65,7 @@ End give_up(State& state, uint32_t round) {
   return end_of(round, word);
 }
 
-// Dissolves the current round if a member has arrived in it. Call this after reporting a call that does not use the
-// cell.
+// Dissolves the current round if a member has arrived. Call this after reporting a call that does not use the cell.
 template <class State>
 void disturb(State& state) {
   uint32_t word = state.load();
@@ -93,8 +91,7 @@ End arrive(State& state, uint32_t members, uint32_t& round, Agree&& agree) {
   }
 }
 
-// Sleeps until the end of `round`, in which this member has arrived. Dissolves the round at the deadline or after a
-// signal.
+// Sleeps until the end of `round`, in which this member has arrived. Dissolves it at the deadline or after a signal.
 template <class State>
 End sleep_until_end(State& state, uint32_t round, Deadline deadline) {
   for (;;) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The EventCount on which a rank's threads sleep. Each rank has one in shared memory. Zeroed memory is a valid
-// EventCount.
+// The EventCount on which a rank's threads sleep, one per rank, in shared memory. Zeroed memory is a valid EventCount.
 #pragma once
 
 #include <algorithm>
@@ -67,15 +66,13 @@ struct Bells {
 //     sleep elsewhere until the driver has finished this caller's call;
 //   }
 //
-// A caller that drives sleeps only in wait(). tests/csrc/lib/ipc/event_protocol_test.cc proves that both loops lose no
-// wake-up.
+// A caller that drives sleeps only in wait(). tests/csrc/lib/ipc/event_protocol_test.cc proves both loops correct.
 class Wakeup {
  public:
   Wakeup(EventCount& count, const Bells& bells = {}) : state_{&count.word_, &count.flags_, bells} {}
 
-  // Call this after publishing work with seq_cst. May be called from any thread of any process. Wakes a sleeping
-  // caller. If no caller sleeps and no thread drives, wakes the background thread. Makes no system call if there is no
-  // thread to wake.
+  // Call this after publishing work with seq_cst, from any thread of any process. Wakes a sleeping caller. If no caller
+  // sleeps and no thread drives, wakes the background thread. Makes no system call if there is no thread to wake.
   void notify() { event_protocol::notify(state_, event_protocol::kAnySleeper); }
 
   // Wakes the background thread for work that no caller will do. Call this only in the rank's own process.
@@ -122,8 +119,7 @@ class Wakeup {
 
  private:
   static constexpr std::chrono::seconds kLongestSleep{1};
-  // A notifier may be preempted before it wakes this thread.
-  static constexpr std::chrono::seconds kGrace{1};
+  static constexpr std::chrono::seconds kGrace{1};  // a notifier may be preempted before waking us
 
   struct State {
     std::atomic<uint32_t>* word;

@@ -43,8 +43,7 @@ void notify(State& state, uint32_t kinds) {
   state.wake(sleeper);
 }
 
-// Sleeps once: sets the flag, checks for work, then sleeps while the word equals `ticket`, a value that was loaded
-// earlier.
+// Sleeps once: sets the flag, checks for work, then sleeps while the word equals `ticket`, which was loaded earlier.
 template <class State, class Predicate>
 FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& has_work,
                   Deadline deadline) {
@@ -67,8 +66,7 @@ bool try_drive(State& state) {
   return (state.set_flags(kDriven) & kDriven) == 0;
 }
 
-// Clears kDriven before checking for work. A notifier that saw kDriven set has woken no thread, except perhaps this
-// driver.
+// Clears kDriven before checking for work: a notifier that saw kDriven woke no thread, except perhaps this driver.
 template <class State, class Predicate>
 void stop_driving(State& state, Predicate&& has_work) {
   state.clear_flags(kDriven);

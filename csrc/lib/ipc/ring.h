@@ -48,8 +48,7 @@ class RingWriter : public RingMemory {
   // notify the reader. Returns false if there is no room.
   bool try_push(Bytes first, Bytes second = {});
 
-  // Call this after try_push() has failed, then call try_push() once more. Asks the reader to report when half of the
-  // ring is free.
+  // Call this after a failed try_push(), then try once more. Asks the reader to report when half of the ring is free.
   void want_room() { header_->room_wanted.store(1); }
   // True if the reader has reported room since want_room(). May be called from any thread of the writer's process.
   bool room_granted() const { return header_->room_wanted.load() == 0; }
@@ -71,14 +70,12 @@ class RingReader : public RingMemory {
   // until pop(). Throws if the ring is corrupt.
   Bytes front();
 
-  // Drops the record that front() returned. Returns true if the writer waits for room; the caller must then notify the
-  // writer.
+  // Drops the record that front() returned. Returns true if the writer waits for room; then notify the writer.
   bool pop();
 
  private:
   uint64_t tail_;
-  // Size of the record at front(), including its prefix; 0 if there is none.
-  size_t front_bytes_ = 0;
+  size_t front_bytes_ = 0;  // size of front()'s record with its prefix; 0 if there is none
 };
 
 }  // namespace farandole

@@ -14,8 +14,7 @@ struct SegmentSize {
   SegmentSize(size_t all, size_t first) : bytes(all), at_once(first) {}
 
   size_t bytes;
-  // Allocated by create(); call allocate_pages() before writing to bytes beyond these.
-  size_t at_once;
+  size_t at_once;  // allocated by create(); call allocate_pages() before writing to later bytes
 };
 
 class Segment {

@@ -66,8 +66,7 @@ bool has_process(const std::string& path) {
          errno != ECONNREFUSED;
 }
 
-// Removes the sockets of killed processes. Keeps new sockets, because right after bind() a socket looks like that of a
-// killed process.
+// Removes killed processes' sockets. Keeps new sockets, which right after bind() look like those of killed processes.
 void sweep(const std::string& folder, const std::string& beginning) {
   const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir(folder.c_str()), &closedir);
   if (!all) return;
@@ -83,8 +82,7 @@ void sweep(const std::string& folder, const std::string& beginning) {
 }  // namespace
 
 SocketFolder socket_folder() {
-  // The names of sockets contain the boot id. Hosts that share the folder therefore see only the sockets of their own
-  // processes.
+  // The names contain the boot id, so that hosts that share the folder see only the sockets of their own processes.
   const std::string boot = boot_id();
   std::string why;
   for (const std::string& folder : candidates()) {

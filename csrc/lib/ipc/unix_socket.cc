@@ -95,8 +95,7 @@ size_t complete(int fd, short events, Deadline deadline, const char* what, Call&
     if (errno == EAGAIN) {
       wait_ready(fd, events, deadline, what);
     } else if (errno == ETOOMANYREFS && !deadline.expired()) {
-      // More descriptors are in flight to this user's processes than `ulimit -n` allows. Those processes will receive
-      // them soon.
+      // More descriptors are in flight to this user's processes than `ulimit -n` allows. They will soon be received.
       poll(nullptr, 0, kRefsPauseMs);
     } else if (errno != EINTR) {
       throw_failed(what, errno);

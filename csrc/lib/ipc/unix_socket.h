@@ -30,8 +30,7 @@ struct UnixMessage {
   std::vector<Fd> fds;
 };
 
-// One connection. Its functions throw Error(kStall) at their deadline, and Error(kPeer) if the peer has closed the
-// connection.
+// One connection. Functions throw Error(kStall) at their deadline, and Error(kPeer) if the peer has closed it.
 class UnixSocket {
  public:
   static constexpr size_t kMaxBytes = 64 * 1024;  // per message
@@ -45,8 +44,7 @@ class UnixSocket {
   void send(std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
   UnixMessage receive(Deadline deadline);
 
-  // For poll(), which reports POLLHUP when the peer has closed.
-  int fd() const { return fd_.get(); }
+  int fd() const { return fd_.get(); }  // for poll(): POLLHUP when the peer has closed
 
  private:
   Fd fd_;
@@ -69,8 +67,7 @@ class SocketName {
 
 class UnixListener {
  public:
-  // If no folder is usable, name() is empty and trouble() tells why. That is no error yet, because a rank that is alone
-  // needs no listener.
+  // If no folder is usable, name() is empty and trouble() tells why. A rank that is alone needs no listener.
   UnixListener();
 
   const std::string& name() const { return name_.path(); }  // random; peers need it to connect

@@ -114,8 +114,7 @@ class CommOf final : public MpiComm {
   typename Abi::Comm comm_;
 };
 
-// Finds the loaded MPI libraries by a symbol, because their file names differ. Profiling libraries do not define this
-// symbol.
+// Finds the loaded MPI libraries by a symbol that profiling libraries lack, because the names of their files differ.
 std::vector<DynamicLibrary> loaded_mpis() {
   return DynamicLibrary::that_define("PMPI_Initialized");
 }

@@ -15,13 +15,11 @@ namespace farandole {
 class MpiComm;
 
 struct MpiLibrary {
-  // `version` is the first line of MPI_Get_library_version, perhaps empty.
-  std::string file, version;
+  std::string file, version;  // version: first line of MPI_Get_library_version, or ""
   const char* abi;  // name of the binary interface, or "" if mpi_abi.h does not describe it
 };
 
-// Returns the MPI library that this process has initialised, otherwise the first that it has loaded, or nullopt if
-// there is none.
+// Returns the MPI that this process has initialised, else the first that it has loaded, or nullopt if there is none.
 std::optional<MpiLibrary> mpi_of_process();
 
 // A message in flight. The memory of the message must stay valid until test() returns true.
@@ -29,8 +27,7 @@ class MpiRequest {
  public:
   MpiRequest() = default;
 
-  // True while the message is in flight.
-  explicit operator bool() const { return comm_ != nullptr; }
+  explicit operator bool() const { return comm_ != nullptr; }  // true while in flight
   // Returns true once the message is complete, and then empties this object. Throws on failure, and also if a received
   // message has the wrong length.
   bool test();
@@ -50,15 +47,13 @@ class MpiRequest {
 // A communicator. The caller owns the MPI_Comm, which must outlive this object and its requests.
 class MpiComm {
  public:
-  // `handle` is the address of an MPI_Comm. Throws if the ABI of MPI is unknown or if MPI does not provide
-  // MPI_THREAD_MULTIPLE.
+  // `handle` is the address of an MPI_Comm. Throws if MPI's ABI is unknown or MPI does not provide MPI_THREAD_MULTIPLE.
   static std::unique_ptr<MpiComm> borrow(const void* handle);
   virtual ~MpiComm() = default;
 
   virtual int largest_tag() = 0;
 
-  // The send is synchronous (MPI_Issend). It completes only when the receiver has the message, so that no message stays
-  // in MPI's buffers.
+  // Sends synchronously (MPI_Issend): completes when the receiver has the message, so that none stays in MPI's buffers.
   MpiRequest send(const std::byte* data, int bytes, int to, int tag) {
     return {*this, start_send(data, bytes, to, tag), -1};
   }

@@ -23,9 +23,8 @@ struct OpenMpi {
     int source, tag, error, cancelled;
     size_t count;
   };
-  static constexpr int kTagUpperBound = 0;  // the attribute's key
-  // Length of the longest text, including the terminator.
-  static constexpr int kErrorTextBytes = 256;
+  static constexpr int kTagUpperBound = 0;     // the attribute's key
+  static constexpr int kErrorTextBytes = 256;  // length of the longest text, with its terminator
 
   // Predefined handles are the addresses of objects in the library.
   static constexpr const char* kByte = "ompi_mpi_byte";

@@ -24,8 +24,7 @@ namespace farandole {
 
 constexpr const char* kMoreFiles = "raise the limit of open files (ulimit -n)";
 
-// The first member is an Fd `fd`; greeted() is true once the hello has arrived.
-template <class Connection>
+template <class Connection>  // first member: an Fd `fd`; greeted(): true once it has sent a hello
 class GuardedListener {
  public:
   static constexpr std::chrono::seconds kPatience{5};
@@ -95,8 +94,7 @@ class GuardedListener {
     return true;
   }
   bool is_full() { return waiting_.size() >= most_ && is_young(*superfluous()); }
-  // Returns the connection to drop for a new one: the oldest connection without a hello, because honest callers soon
-  // send theirs.
+  // Returns the connection to drop for a new one: the oldest without a hello, because honest callers soon send theirs.
   auto superfluous() {
     const auto greeted = [](const Pending& one) { return one.connection.greeted(); };
     const auto silent = std::ranges::find_if_not(waiting_, greeted);

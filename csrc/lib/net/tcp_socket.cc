@@ -24,9 +24,8 @@ namespace farandole {
 namespace {
 
 constexpr std::chrono::seconds kConnectPatience{2};  // per address
-// The listener may be busy with other connections.
-constexpr std::chrono::seconds kProofPatience{10};
-constexpr std::chrono::milliseconds kPause{50};  // before the caller tries all addresses again
+constexpr std::chrono::seconds kProofPatience{10};   // the listener may be busy
+constexpr std::chrono::milliseconds kPause{50};      // before the caller tries all addresses again
 constexpr int kTcpBacklog = 1024;
 
 // hello:   magic, the caller's rank, the line, the caller's nonce    caller -> listener
@@ -77,8 +76,7 @@ void prepare(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-// Receives the bytes that are available, until `got` holds `size` bytes. Returns false if the other end has closed the
-// connection.
+// Receives available bytes until `got` holds `size` bytes. Returns false if the other end has closed the connection.
 bool receive_up_to(int fd, size_t size, std::vector<std::byte>& got) {
   while (got.size() < size) {
     std::byte buffer[kHello];

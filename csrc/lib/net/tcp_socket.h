@@ -82,8 +82,7 @@ class TcpListener {
   std::vector<TcpPeer> proved_;  // until take() or accept() returns them
 };
 
-// Connects to a rank: tries the addresses of the rank in turn, until a listener proves that it is that rank. Only
-// wait() blocks.
+// Connects to a rank: tries its addresses in turn, until a listener proves that it is that rank. Only wait() blocks.
 class TcpCaller {
  public:
   TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key);
@@ -93,15 +92,13 @@ class TcpCaller {
   Fd& fd() { return fd_; }
   const TcpSession& session() const { return session_; }
   void wait(Deadline deadline) const;
-  // True if all addresses have refused for at least this time. If an address is silent, the rank may be busy, so the
-  // time starts again.
+  // True if all addresses have refused for this long. A silent address restarts the time, because the rank may be busy.
   bool refused_for(std::chrono::nanoseconds time) const;
   // Returns each address with its error, for messages.
   std::string trouble() const;
 
  private:
-  // The stages are: pause -> connecting -> listening (for the answer and the welcome) -> proved. After a failure, the
-  // caller returns to pause.
+  // pause -> connecting -> listening (for the answer and the welcome) -> proved. A failure leads back to pause.
   enum class Stage { kPause, kConnecting, kListening, kProved };
   void dial();
   void see_whether_connected();
@@ -120,13 +117,11 @@ class TcpCaller {
   Key128 nonce_{};
   std::vector<std::byte> received_;
   TcpSession session_;
-  // Errors of the current round of addresses and of the previous round.
-  std::string tried_, tried_before_;
+  std::string tried_, tried_before_;  // errors of this round and of the previous round
   Fd fd_;
 };
 
-// Opens a control connection to a rank. On failure, throws Error(kPeer) with a text that lists each address and its
-// error.
+// Opens a control connection to a rank. On failure, throws Error(kPeer) with each address and its error.
 TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const Key128& key,
                     Deadline deadline);
 

@@ -11,8 +11,7 @@
 namespace farandole {
 namespace {
 
-// RTLD_NODELETE is set because a library's threads and exit handlers may still run when farandole no longer uses the
-// library.
+// RTLD_NODELETE, because a library's threads and exit handlers may still run when farandole no longer uses it.
 constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
 
 std::string last_error() {
@@ -58,8 +57,7 @@ std::vector<DynamicLibrary> DynamicLibrary::that_define(const char* symbol) {
   for (const std::string& name : names) {
     void* handle = dlopen(name.empty() ? nullptr : name.c_str(), kFlags | RTLD_NOLOAD);
     void* address =
-        // Also searches the dependencies of the library.
-        handle == nullptr ? nullptr : dlsym(handle, symbol);
+        handle == nullptr ? nullptr : dlsym(handle, symbol);  // also searches dependencies
     Dl_info definer;
     if (address == nullptr || dladdr(address, &definer) == 0) continue;
     if (seen.insert(address).second) found.push_back(DynamicLibrary(handle, definer.dli_fname));

@@ -18,8 +18,7 @@ enum class FutexResult {
 
 constexpr uint32_t kFutexAnyBit = ~uint32_t{0};
 
-// Sleeps, if the word holds `expected`, until a wake-up whose bits overlap `bits`. May return kWoken without such a
-// wake-up.
+// Sleeps, if the word holds `expected`, until a wake-up whose bits overlap `bits`. May return kWoken without a wake-up.
 FutexResult futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits,
                        Deadline deadline);
 

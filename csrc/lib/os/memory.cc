@@ -127,8 +127,7 @@ void prefer_huge_pages(void* begin, size_t bytes) {
           MADV_HUGEPAGE);
 }
 
-// Allocates in steps, because any signal, such as that of a profiler, makes fallocate() restart from the beginning of
-// the step.
+// Allocates in steps, because any signal, such as that of a profiler, makes fallocate() start from the beginning.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const size_t step = std::min(kStep, bytes - done);

@@ -28,8 +28,7 @@ size_t available_memory();
 // is too large, but invokes the OOM killer. `label` is the purpose of the memory.
 void refuse_too_much(const char* label, size_t bytes);
 
-// Asks the kernel for huge pages in a private buffer that will be fully written, because they save page faults. Ignores
-// small buffers.
+// Asks for huge pages, which save page faults, in a private buffer that will be fully written. Ignores small buffers.
 void prefer_huge_pages(void* begin, size_t bytes);
 
 // Allocates pages of a memfd. On failure, throws Error(kLibrary) with a remedy.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In jobs with several hosts, lets the threads of a rank sleep until a socket changes or another rank of this host
-// wakes them.
+// In jobs with several hosts, lets a rank's threads sleep until a socket changes or a rank of this host wakes them.
 #pragma once
 
 #include <array>
@@ -45,8 +44,7 @@ class Poller {
 
  private:
   Fd sockets_;
-  // Watches only `sockets_`; reports a change once, even if collect() has not read it yet.
-  Fd edges_;
+  Fd edges_;  // watches only `sockets_`; reports a change once, even if it is not collected
   std::array<Fd, kBells> bells_;
   bool news_ = false;
 };

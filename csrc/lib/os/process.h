@@ -21,16 +21,14 @@ class PidFd {
   static std::optional<PidFd> open(pid_t pid, uint64_t start_time);
 
   bool exited() const;
-  // For poll(), which reports POLLIN when the process has ended.
-  int fd() const { return fd_.get(); }
+  int fd() const { return fd_.get(); }  // for poll(): POLLIN when the process has ended
 
  private:
   explicit PidFd(Fd fd) : fd_(std::move(fd)) {}
   Fd fd_;
 };
 
-// Returns the start time of the process in clock ticks since boot (field 22 of its stat file), or nullopt if there is
-// no such process.
+// Returns the start of the process in clock ticks since boot (field 22 of its stat), or nullopt if it does not exist.
 std::optional<uint64_t> process_start_time(pid_t pid);
 
 // True if a signal or a debugger has stopped the process. A stopped process has not ended, but cannot answer.
@@ -40,12 +38,10 @@ bool is_stopped(pid_t pid);
 // thread. Skips processes that have ended.
 int cores_of(std::span<const pid_t> processes);
 
-// Returns the inode of the PID namespace, or 0 if it is unknown. Ranks may compare process numbers only if they have
-// the same inode.
+// Returns the PID namespace's inode, or 0 if it is unknown. Ranks may compare process numbers only if it is the same.
 uint64_t pid_namespace();
 
-// Returns the inode of the calling thread's network namespace, or 0 if it is unknown. Each network namespace has its
-// own loopback addresses.
+// Returns the inode of the thread's network namespace, which has its own loopback addresses, or 0 if it is unknown.
 uint64_t net_namespace();
 
 std::string host_name();

@@ -70,8 +70,7 @@ class Spin {
 
  private:
   static constexpr int64_t kLongest = 50'000;
-  // Long enough to cover the differences between the times at which ranks make a call after a few milliseconds of
-  // computing.
+  // Covers the differences between the times at which ranks make a call, after a few milliseconds of computing.
   static constexpr int64_t kLongestCall = 300'000;
   static constexpr int64_t kLongestCrowded = 100'000;
   static constexpr int64_t kLongYieldCrowded = 1'000'000;

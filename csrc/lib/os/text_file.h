@@ -16,8 +16,8 @@ std::string read_text_file(const std::string& path);
 // Writes the whole text. On failure, returns false and sets errno.
 bool write_whole(int fd, std::string_view text);
 
-// Creates a file, which replaces an existing file, or opens an existing device or pipe. On failure, returns an invalid
-// Fd and sets errno.
+// Creates a file, replacing an existing one, or opens a device or pipe. If it fails, the Fd is invalid and errno is
+// set.
 Fd create_file(const std::string& path);
 
 // Creates or replaces a file atomically. Only this user may read the file. Throws Error(kLibrary).

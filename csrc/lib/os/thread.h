@@ -45,8 +45,7 @@ class LeavableThread {
 
 bool is_main_thread();
 
-// Asks the kernel for scheduler slices of 100 us, so that this thread soon preempts computing threads. Older kernels
-// ignore this request.
+// Asks for scheduler slices of 100 us, so that this thread soon preempts computing threads. Older kernels ignore this.
 void ask_for_short_slice();
 
 // Makes this thread's sleeps end on time. By default, the kernel may extend them by 50 us.
