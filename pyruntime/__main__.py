@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m farandole`: the command `farandole` when its script is not on PATH."""
+"""`python -m farandole` runs the command `farandole` even if its script is not on PATH."""
 
 import sys
 

@@ -20,8 +20,7 @@ _PARSED = _FOLDER / "abi"  # Python source, which setup.py makes from the header
 
 
 def _parsed(header: bytes) -> Any:
-    """Returns the declarations that setup.py parsed, or None if the header has changed since
-    then."""
+    """Returns the declarations that setup.py parsed, or None if the header has changed since."""
     loader = SourceFileLoader("_farandole_abi", str(_PARSED))
     module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
     try:

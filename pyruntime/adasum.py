@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """allreduce with op=Adasum (Maleki et al., 2020, arXiv:2006.02924).
 
-Adasum averages parallel vectors and adds orthogonal ones: Adasum(a, b) = (1 - a.b / 2a.a) a + (1 -
-a.b / 2b.b) b, applied along a binary tree whose leaves are the ranks in order. The result is
-therefore a linear combination of the ranks' tensors. Its coefficients depend only on the tensors'
-dot products. Each rank computes the dot products of one stripe of all tensors, a small allreduce
-adds them up, and an allreduce of the scaled tensors gives the result.
+Adasum averages parallel vectors and adds orthogonal ones. It is applied along a binary tree whose
+leaves are the ranks in order:
+
+Adasum(a, b) = (1 - a.b / 2a.a) a + (1 - a.b / 2b.b) b
+
+The result is therefore a linear combination of the ranks' tensors. Its coefficients depend only on
+the tensors' dot products. Each rank computes the dot products of one stripe of all tensors, a small
+allreduce adds them up, and an allreduce of the scaled tensors gives the result.
 
 GPU tensors are copied to the host and back. Each call runs on a separate thread.
 """
@@ -73,7 +76,7 @@ def adasum_async(
     copies = [_copied(x, y) for x, y in zip(inputs, outputs, strict=True)]
     call = Call(Op.ALLREDUCE, name, number, ops.Adasum)
     label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
-    # A call without data: the core checks that all ranks make the same request.
+    # Submits a call without data, so that the core checks that all ranks make the same request.
     bare = [Buffer(0, buffer.dtype, buffer.shape, None) for buffer in inputs]
     declared = Handle(submit(call, bare, own=1), lambda _: None, str(call))
 
@@ -247,7 +250,7 @@ def _check_unchanged(source: Array, output: Buffer) -> None:
 
 @contextmanager
 def _told(name: str, process_set: ProcessSet) -> Iterator[None]:
-    """Context manager that also reports a ValueError to the ranks that wait in the allreduce called
+    """Context manager that reports a ValueError to the ranks waiting in the allreduce called
     `name`."""
     try:
         yield
@@ -281,15 +284,13 @@ def _address(x: Array) -> int:
 
 
 def _copy(on_gpu: Buffer, target: int, source: int, nbytes: int) -> None:
-    """Copies to or from a GPU buffer, in the order of the buffer's stream, and waits for the
-    copy."""
+    """Copies to or from a GPU buffer, in order of the buffer's stream, and waits for the copy."""
     if nbytes > 0:
         check(lib.farandole_copy(on_gpu.device, target, source, nbytes, on_gpu.stream))
 
 
 def _scaled(x: Array, factor: float, y: Array) -> Array:
-    """Writes `x * factor` to `y`, or to a new float32 array for 16-bit floats. Returns that
-    array."""
+    """Returns `x * factor`, written to `y` or, for 16-bit floats, to a new float32 array."""
     x = _widened(x)
     wide = y if y.dtype == x.dtype else np.empty_like(x)
     np.multiply(x, factor, out=wide, casting="same_kind")

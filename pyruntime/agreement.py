@@ -77,8 +77,7 @@ def _compare(value: Any, name: str, process_set: ProcessSet) -> None:
 def equal_on_all_ranks(
     value: Any, name: str, process_set: ProcessSet, timeout: float | None = None
 ) -> bool:
-    """Returns True if the value's repr is equal on all ranks. Costs one small allgather of
-    digests."""
+    """True if the value's repr is equal on all ranks. Costs one small allgather of digests."""
     text = repr(value).encode(errors="surrogatepass")
     digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.int64)
     digests = allgather(digest[None], name=name, process_set=process_set, timeout=timeout)
@@ -113,8 +112,7 @@ def _text(value: Any) -> str:
 
 
 def _array_text(value: Any) -> str | None:
-    """Returns an array's first values, dtype, shape and fingerprint as text, or None if `value` is
-    not an array."""
+    """Returns an array's first values, dtype, shape and fingerprint, or None for other values."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores commits of elastic training on the disk. A commit is one safetensors file in a folder that
-only this user may write to. The file is replaced atomically and is checked when it is read. Rank 0
-uses this module.
+only this user may write to. The file is replaced atomically and checked when it is read. Used by
+rank 0.
 
-The file's header contains a JSON document that holds the tree of all values and the checksums of
-all tensors.
+The file's header has a JSON document with the tree of all values and all tensors' checksums.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ _NEW = "commit.new"  # prefix of unfinished files' names; a killed job may leave
 _PICKLED = "elastic.pickle"  # file name that an unreleased version of farandole used
 _LONGEST_HEADER = 100_000_000  # bytes; the limit that safetensors sets
 _LENGTH = struct.Struct("<Q")  # the header's length is at the start of the file
-# Seconds until the first retry, and for all retries together. The waiting time doubles with every
-# retry.
+# Seconds until the first retry and for all retries. The wait doubles with every retry.
 _FIRST_WAIT, _PATIENCE = 0.05, 5.0
 _DAMAGE = (KeyError, TypeError, ValueError, IndexError, struct.error)
 _LASTING = (  # errors that no retry can fix
@@ -99,8 +97,8 @@ class Part(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A copy of values. Objects that have a state are not copied; `parts` holds copies of their
-    states, by path."""
+    """A copy of values. Objects that have a state are not copied; `parts` has copies of the
+    states."""
 
     values: dict[str, Any]
     parts: dict[str, Part] = {}  # noqa: RUF012  # never changed
@@ -172,8 +170,7 @@ class NotSaved(CheckpointError):
 
 
 class Writer:
-    """Writes commits to one folder, either at once or on a background thread. Only one thread may
-    use this object.
+    """Writes commits to one folder, at once or on a background thread. Only one thread may use it.
 
     If the disk fails, retries for _PATIENCE. Prints one line when the disk fails and one when it
     works again. In between, commits are kept only in memory.
@@ -204,7 +201,7 @@ class Writer:
         self._busy = False  # True if another attempt will follow and read _asked
 
     def write(self, saved: Saved, commit: Commit, last: bool = False) -> None:
-        """Writes this commit unless it is on the disk already. Set `last` if no later commit will
+        """Writes this commit unless it is on the disk. `last` is True if no later commit will
         follow.
 
         Raises NotSaved if the disk still fails after _PATIENCE. If the disk had failed before and
@@ -405,7 +402,7 @@ def _header(metadata: dict[str, str], found: dict[str, TensorBlock]) -> bytes:
 
 
 def _parsed(file: io.BufferedReader) -> tuple[dict[str, Any], dict[str, TensorBlock]]:
-    """Returns a file's document and tensors. Raises ValueError, OSError and other built-in
+    """Returns a file's document and tensors. Raises ValueError, OSError or other built-in
     errors."""
     header, begin = _header_of(file)
     end = os.fstat(file.fileno()).st_size
@@ -446,8 +443,7 @@ def _opened(folder: Path, make: bool, above: Folder | None = None) -> Iterator[i
     """Context manager that opens the folder of one call's commits, which is in the job's folder
     `above`, and yields a descriptor.
 
-    Raises FileNotFoundError if a folder is missing, and CheckpointError if another user may write
-    to either folder.
+    Raises FileNotFoundError, and CheckpointError if another user may write to either folder.
     """
     with (above or Folder(folder.parent)).opened() as outer:
         if make:

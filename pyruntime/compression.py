@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compresses arrays by casting them to a shorter dtype. Adapters build their `Compression` from
-these classes.
+"""Casts arrays to a shorter dtype. Adapters build their `Compression` from these classes.
 
 Any class that has the methods compress and decompress can be used as a compressor.
 """

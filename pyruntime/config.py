@@ -12,8 +12,7 @@ from pathlib import Path
 
 from farandole._library import check_count, ffi, lib, text
 
-# Variables that launchers set for their processes, and one Horovod switch that is always on in
-# farandole.
+# Variables that launchers set for their processes, and a Horovod switch that is always on here.
 _OF_LAUNCHERS = {
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "FARANDOLE_RUN_KEY"),
@@ -60,8 +59,8 @@ def _short(name: str) -> str:
 
 
 def without_effect(environment: Mapping[str, str]) -> str:
-    """Returns a warning about FARANDOLE_ and HOROVOD_ variables that farandole ignores, or "" if
-    there are none."""
+    """Returns a warning about ignored FARANDOLE_ and HOROVOD_ variables, or "" if there are
+    none."""
     variables = config()
     known = {v.name for v in variables} | {v.alias for v in variables} | _OF_LAUNCHERS
     texts = []
@@ -88,8 +87,7 @@ def setting(name: str) -> str:
 def usual_file(name: str) -> Path | None:
     """Returns the path of a file in the user's configuration directory.
 
-    Returns None if HOME is unset and the user has no home folder in passwd, as in containers with
-    arbitrary user ids.
+    Returns None if the user has neither HOME nor a home folder in passwd, as in some containers.
     """
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     folder = os.path.expanduser(folder)  # noqa: PTH111 -- Path.expanduser() raises
@@ -112,8 +110,7 @@ def home_for_mpi() -> Iterator[None]:
 
 
 def config() -> list[Variable]:
-    """Returns all variables with their defaults, meanings and values in force. Also works before
-    init().
+    """Returns all variables with their defaults, meanings and values. Also works before init().
 
     Examples:
         >>> {v.name: v.default for v in hvd.config()}["FARANDOLE_STALL_WARN"]

@@ -77,8 +77,7 @@ class State(ABC):
             callback()
 
     def on_hosts_updated(self, timestamp: float = 0.0, update_res: int = _ADDED) -> None:
-        """Notes that hosts were removed (1), added (2) or both (3). May be called from any
-        thread."""
+        """Notes that hosts were removed (1), added (2) or both (3). Any thread may call this."""
         with self._lock:
             self._updates |= int(update_res)
 
@@ -97,8 +96,7 @@ class State(ABC):
 
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt on all ranks if any rank has noted an update or must leave.
-        A rank must leave if it got a signal or if `farandole run --elastic` told it to.
-        Collective."""
+        A rank must leave after a signal or if `farandole run --elastic` says so. Collective."""
         with self._lock:
             updates = self._updates
         call = _call
@@ -121,8 +119,7 @@ class State(ABC):
         if call is not None and (due or all_leave or some_leave):
             call.write(self, at_once=all_leave or some_leave)
         if worlds is not None:
-            # This stays True even if the supervisor answers again, so that all ranks leave in the
-            # same way.
+            # Stays True even if the supervisor answers again, so that all ranks leave the same way.
             worlds.agent.leaves_lost |= bool(noted[2] > 1)
         if noted[:4].any():
             # Checks for signals again. A preempted host signals its ranks one by one, so more
@@ -232,8 +229,7 @@ class ObjectState(State):
         return self._saved
 
     def restore_from(self, saved: Saved) -> None:
-        """Restores a copy that saved() returned. Attributes that are missing from it get the last
-        copy's values."""
+        """Restores a copy from saved(). Attributes missing from it get the last copy's values."""
         last = self._saved
         self._saved = Saved({**last.values, **saved.values}, {**last.parts, **saved.parts})
         self.restore()
@@ -289,8 +285,8 @@ class _TrainingCall:
         self.unread = self.folder is not None and (worlds is None or number > 1)
 
     def signals(self, grace: float) -> contextlib.AbstractContextManager[None]:
-        """Context manager during which preemption signals make this rank leave if its state is also
-        kept elsewhere."""
+        """Context manager in which preemption signals make this rank leave if another place keeps
+        its state."""
         return agent_client.leaving_on_signals(grace if self.folder or self.worlds else None)
 
     def wants_to_write(self) -> bool:
@@ -300,8 +296,7 @@ class _TrainingCall:
         return time.monotonic() >= self._written + self._seconds
 
     def write(self, state: State, at_once: bool = False) -> None:
-        """Writes the newest commit. Collective. If `at_once`, returns only when the commit is
-        written."""
+        """Writes the newest commit. Collective. If `at_once`, waits until it is written."""
         if self.folder is None or self._writer is None:
             return
         first, self._written = self._written < 0, time.monotonic()
@@ -377,15 +372,14 @@ def _new_call(in_place: bool) -> Iterator[_TrainingCall]:
 def run_fn(
     func: Callable[Concatenate[S, P], R], reset: Callable[[], None] = runtime.restart
 ) -> Callable[Concatenate[S, P], R]:
-    """Returns a function that calls state.sync() and `func(state, ...)`, and calls both again after
-    each failure.
+    """Wraps `func` so that state.sync() and `func(state, ...)` are called again after each failure.
 
     After an error in RETRIED, the state is restored from the last commit. After
     HostsUpdatedInterrupt, the state is kept. Then `reset` is called, which restarts the runtime.
     Under `farandole run --elastic`, the ranks instead join the next world, which does not contain
     the dead ranks and may contain new ones. All other errors, including those of `reset`, are
-    raised on this rank. The other ranks then raise a PeerError that quotes the error, and they do
-    not restart.
+    raised on this rank. The other ranks then raise a PeerError that quotes the error, and do not
+    restart.
 
     If FARANDOLE_CHECKPOINT_DIR is set, state.on_reset() is called and training starts from the last
     commit in that folder. Each call of the decorated function keeps its own commits. If the folder

@@ -34,10 +34,10 @@ Reports = list[dict[str, Any]]  # one entry for each participating rank
 class ModelSummary(NamedTuple):
     """The values that ranks compare."""
 
-    # By name, each array's fingerprint, or "" if the array is not in this rank's memory.
+    # Maps a name to the array's fingerprint, or to "" if the array is not in this rank's memory.
     arrays: Mapping[str, str]
     settings: Mapping[str, str]  # for example, "lr of group 0" has the value "0.1"
-    # By parameter, the optimizer's state, such as "step 3", or "" if another rank holds the state.
+    # Maps a parameter to its optimizer state, such as "step 3", or to "" if another rank holds it.
     state: Mapping[str, str]
 
 
@@ -74,8 +74,7 @@ def fingerprint(address: int, nbytes: int) -> str:
 
 
 class ModelCheck:
-    """Decides when one optimizer's model is compared. Stores a difference until report() is
-    called."""
+    """Decides when one optimizer's model is compared. Stores a difference until report()."""
 
     def __init__(
         self,
@@ -218,8 +217,7 @@ class StandaloneModelCheck:
             return
         own = np.array([[digest, self._every]], np.int64)
         digests, intervals = allgather(own, name=name, process_set=process_set).T.tolist()
-        # All ranks use the shortest interval. With different intervals, some would wait for the
-        # others.
+        # All ranks use the shortest interval. Otherwise, some would wait for the others.
         self._equality.every = min((every for every in intervals if every), default=0)
         equal = len(set(digests)) == 1
         self._equality.compare(self._scope.name, max(digests), equal, steps)
@@ -229,8 +227,7 @@ class StandaloneModelCheck:
 def explain(
     reports: Reports, remedies: Remedies, equal: int | None, joined: bool = False
 ) -> str | None:
-    """Describes how the ranks' models differ, and the probable cause. Returns None if they are
-    equal.
+    """Describes how the ranks' models differ, and why. Returns None if the models are equal.
 
     `equal` is the number of steps after which models were last equal, or None if they never were.
     `joined` is True if a rank has called join() since then.

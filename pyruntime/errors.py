@@ -32,7 +32,7 @@ class StallError(FarandoleError):
 
 
 class ShutdownError(FarandoleError):
-    """The runtime is not running: before init(), after shutdown(), or in a forked child."""
+    """The runtime is not running, as before init(), after shutdown() and in a forked child."""
 
 
 class LibraryError(FarandoleError):
@@ -44,14 +44,12 @@ class CheckpointError(FarandoleError):
     is damaged, is missing, is from a different job, or can be changed by another user."""
 
 
-# Errors after which elastic training restarts. Others, such as MismatchError, are bugs in the
-# program.
+# Elastic training restarts after these errors. Others, such as MismatchError, are program bugs.
 RETRIED = (PeerError, StallError, LibraryError)
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts were added or removed, so elastic training ends its current attempt. This is not a
-    failure."""
+    """Ends an attempt of elastic training, without failure, because hosts were added or removed."""
 
     def __init__(self, skip_sync: bool = False, leaving: bool = False) -> None:
         """`skip_sync` is True if no rank is new, so that no rank needs another rank's state.
@@ -94,8 +92,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def error_text(reason: BaseException) -> str:
-    """Returns an exception's text in a form that is safe to print on a terminal. Omits the number
-    of an OSError."""
+    """Returns an exception's text, safe to print on a terminal. Omits an OSError's number."""
     text = str(reason)
     if isinstance(reason, OSError) and reason.strerror:
         text = f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
@@ -105,8 +102,7 @@ def error_text(reason: BaseException) -> str:
 def printable(text: str, lines: bool = False) -> str:
     """Escapes control characters in a text from another process, so that a terminal can show it.
 
-    Names may contain escape sequences or characters that reorder a line. If `lines`, keeps line
-    ends and tabs.
+    Names may contain escape sequences or reorder a line. If `lines`, keeps line ends and tabs.
     """
     if text.isprintable():
         return text
@@ -116,8 +112,7 @@ def printable(text: str, lines: bool = False) -> str:
 
 
 def from_code(code: int, text: str) -> Exception:
-    """Returns the exception for an error code of the core. For an unknown code, this is a
-    FarandoleError."""
+    """Returns the exception for the core's error code, or FarandoleError for an unknown code."""
     kind = _CLASSES[code - 1] if 1 <= code <= len(_CLASSES) else FarandoleError
     return kind(printable(text, lines=True))
 
@@ -136,8 +131,7 @@ _EMBEDDED = re.compile(
 
 @contextlib.contextmanager
 def retyped(framework: type[Exception]) -> Iterator[None]:
-    """Context manager that raises farandole's own error in place of a framework's error that
-    contains it."""
+    """Context manager that extracts and raises the farandole error inside a framework's error."""
     try:
         yield
     except framework as reason:
@@ -148,8 +142,7 @@ def retyped(framework: type[Exception]) -> Iterator[None]:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Issues a warning for the program's line that called farandole, directly or through a
-    framework."""
+    """Warns about the program's line that called farandole, directly or through a framework."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _package_of(frame) in _BETWEEN:
         frame = frame.f_back
@@ -185,8 +178,7 @@ _BETWEEN = (*_LIBRARIES, "horovod", "importlib", "contextlib", "keras", "tensorf
 
 
 def _is_library(frame: FrameType) -> bool:
-    """Returns True for frames of farandole and for frames of torch, which calls farandole on behalf
-    of the program."""
+    """True for frames of farandole, and of torch, which calls farandole for the program."""
     return _package_of(frame) in _LIBRARIES
 
 

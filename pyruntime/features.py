@@ -42,8 +42,7 @@ def mpi_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Returns the version code of the NCCL found at run time (22707 for 2.27.7), or 0 without a GPU
-    or NCCL.
+    """Returns the version code of the installed NCCL, such as 22707, or 0 without a GPU or NCCL.
 
     Examples:
         >>> hvd.nccl_built() == 0 or hvd.cuda_built()

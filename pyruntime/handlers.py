@@ -73,8 +73,7 @@ registry: list[tuple[type, type[StateHandler[Any]]]] = []  # the first type that
 
 
 def handler_of(value: Any) -> type[StateHandler[Any]] | None:
-    """Returns the handler class for an object, or None for a plain value, which needs no
-    handler."""
+    """Returns the handler class for an object, or None for a plain value, which needs none."""
     if type(value) in _ATOMS or isinstance(value, type):
         return None
     for kind, handler in registry:
@@ -148,8 +147,7 @@ def _members(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class Handlers:
-    """The handlers for a state's objects. A handler exists as long as the state contains its
-    object."""
+    """The handlers for a state's objects. Each exists as long as the state contains its object."""
 
     def __init__(self) -> None:
         self._found: dict[str, StateHandler[Any]] = {}  # keyed by the object's first path
@@ -191,8 +189,8 @@ class Handlers:
             handler.reset()
 
     def sync(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Returns rank 0's values. In them, this rank's objects replace those of rank 0, after rank
-        0's states have been loaded into them.
+        """Returns rank 0's values, with this rank's objects in place of rank 0's. Loads rank 0's
+        states into these objects.
 
         Collective. Raises ValueError on all ranks if any rank lacks an object that rank 0 has.
         """
@@ -235,8 +233,7 @@ def _name(value: Any) -> str:
 
 
 class _Transfer:
-    """Pickles rank 0's values without the objects that have a state. Each receiver inserts its own
-    objects, by path."""
+    """Pickles rank 0's values without the objects that have a state; receivers insert theirs."""
 
     def __init__(self, values: Any, found: Mapping[str, Any], data: bytes = b"") -> None:
         firsts = _firsts(found)

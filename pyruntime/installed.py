@@ -42,8 +42,8 @@ def version(package: str) -> str:
 
 @contextlib.contextmanager
 def needs(module: str, adapter: str, name: str, remedy: str) -> Iterator[None]:
-    """Context manager for an adapter's imports. If the library is missing, raises an error that
-    names the remedy."""
+    """Context manager for an adapter's imports. If the library is missing, its error names the
+    remedy."""
     try:
         yield
     except ModuleNotFoundError as reason:
@@ -79,8 +79,7 @@ def addresses() -> list[tuple[str, str]]:
 
 
 def mpi_library() -> str:
-    """Returns the version text of the MPI that mpi4py loads. Raises ImportError or RuntimeError on
-    failure.
+    """Returns the version text of the MPI that mpi4py loads. Raises ImportError or RuntimeError.
 
     Initialises MPI only if a launcher has started this process.
     """

@@ -11,8 +11,7 @@ from farandole._library import check_count, ffi, lib
 
 
 class ProcessSet:
-    """A subset of the world's ranks, in ascending order. Register it with add_process_set or
-    init."""
+    """A subset of the world's ranks, in ascending order. add_process_set or init registers it."""
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         """Takes world ranks or, after init(), an mpi4py communicator.
@@ -107,8 +106,7 @@ def members_of(number: int) -> list[int]:
 
 
 def denoted(value: Any) -> list[int]:
-    """Returns the numbers of the sets that a wrong argument may mean, so that their members get the
-    error.
+    """Returns the numbers of the sets that a wrong argument may mean. Their members get the error.
 
     `value` may be of any type. If it denotes no set, returns all sets that contain this rank, the
     world first. Never raises.

@@ -35,8 +35,7 @@ _C = TypeVar("_C", bound=Callable[..., Any])
 
 
 def _known(op: Op, peer: str) -> Any:
-    """Returns a function that lists the call to refuse at the other end. The list is empty if the
-    other end is not known."""
+    """Returns a function that lists the call to refuse at the other end, if that is known."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
         rank, tag, name = given.get(peer), given.get("tag", 0), given.get("name")
@@ -59,8 +58,8 @@ class _Again(RepeatedCall):
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, source: int | None, first: Handle[Any]
     ) -> None:
-        """`source` is the sender's rank in the process set if it is known. `first` is the handle of
-        the first such call."""
+        """`source` is the sender's rank in the process set, if known. `first` is the first call's
+        handle."""
         super().__init__(call, array, buffer, call.op is Op.RECEIVE, first._timeout)
         self._plain = False
         self._source = source
@@ -99,8 +98,7 @@ def send_async(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[None]:
-    """Starts to send an array to rank `destination`, which must receive it with recv. Returns a
-    handle.
+    """Starts to send an array to rank `destination`, which must call recv. Returns a handle.
 
     A send matches the receive that has the same process set, ranks and `tag`, in the order of
     calls. Both ends need the same dtype and number of elements, but shapes may differ. Do not write

@@ -101,8 +101,7 @@ def broadcast_object(
 
     Objects may have any size, even over 2 GiB. The `obj` of ranks other than the root is ignored
     and may be None. If pickling fails on the root, all ranks raise the root's error. If somebody
-    has altered the object between hosts, the receiving rank does not unpickle it and raises
-    PeerError.
+    has altered the object between hosts, the receiver raises PeerError and does not unpickle it.
 
     - obj: any object that cloudpickle can pickle.
     - root_rank: the sender's rank in the world. It must be a member of the process set.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers for commands: option types for argparse, and checks that commands make before they start
-work."""
+"""Helpers for commands: option types for argparse, and checks to make before work starts."""
 
 from __future__ import annotations
 

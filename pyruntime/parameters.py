@@ -31,8 +31,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields pairs (name, array) in the same order on all ranks. Dicts are ordered by key, lists by
-    position.
+    """Yields (name, array) pairs in the same order on all ranks: dicts by key, lists by position.
 
     The name is the array's path, such as "encoder.weights.0". If a list holds a (name, array) pair,
     that name replaces the position in the path.
@@ -104,8 +103,7 @@ def broadcast_all(
 
     If arrays share memory, as tied weights do, the broadcast of each starts only when the previous
     one has ended. All other broadcasts start at once. This cannot deadlock, even if ranks tie
-    different arrays. After a failure, the remaining broadcasts still run, so that no peer waits for
-    them.
+    different arrays. After a failure, the remaining broadcasts still run, so that no peer waits.
     """
     handles: list[Handle[Any] | None] = [None] * len(named)
     failures: list[Exception] = []
@@ -155,8 +153,7 @@ def broadcast_parameters(
     can't be written in place and for different names or roots, and a MismatchError for different
     shapes or dtypes.
 
-    - params: an array, or a dict or list of arrays or (name, array) pairs. Dicts and lists may be
-      nested.
+    - params: an array, or a nested dict or list of arrays or (name, array) pairs.
     - root_rank: the sender's rank in the world. It must be a member of the process set.
     - process_set: the ranks that take part, by default all.
     - name: prefix of the calls' names. None uses one prefix for all such calls.

@@ -117,8 +117,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _remove_nothing() -> bool:
-    """Makes a barrier, so that all ranks get an error instead of waiting if other ranks remove a
-    set."""
+    """Makes a barrier, so that all ranks get an error if other ranks remove a set."""
     if topology.is_initialized():
         call = Call(Op.BARRIER, _REMOVING)
         Handle(submit(call, [NOTHING]), lambda _: None, "remove_process_set").wait()
@@ -126,8 +125,7 @@ def _remove_nothing() -> bool:
 
 
 def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
-    """Creates a set and returns it. Only the set's members call this. Used by adapters for other
-    APIs.
+    """Creates and returns a set. Only its members call this. Used by adapters for other APIs.
 
     `name` must be new and equal on all members. Unlike other sets, this one may have the same ranks
     as an existing set, and any thread may make unnamed calls in it. Raises MismatchError on all

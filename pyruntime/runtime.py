@@ -40,8 +40,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     - comm: None or [] for all ranks of the job, a list of ranks, or an mpi4py communicator.
       farandole duplicates the communicator.
-    - process_sets: sets to register. "dynamic" is accepted but has no effect, because sets are
-      always dynamic.
+    - process_sets: sets to register. "dynamic" is accepted, but sets are always dynamic.
 
     If one rank can't start, all ranks raise the same error and none is initialised. Raises
     ValueError for wrong arguments. Raises StallError, which names the missing ranks, if some ranks
@@ -85,8 +84,7 @@ def _meet(comm: Any, process_sets: Any) -> None:
 
 
 class _Agreement:
-    """Lets the ranks agree during one init(), so that each step succeeds either on all ranks or on
-    none."""
+    """Makes each step of one init() succeed either on all ranks or on none."""
 
     def __init__(self, job: bootstrap.Bootstrap) -> None:
         self.job = job
@@ -321,8 +319,8 @@ def _warn_if_unused() -> None:
 
 
 def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
-    """Stops the core and returns its error or None. `cause` tells why this rank has failed, or is
-    "" if it has not."""
+    """Stops the core and returns its error or None. `cause` tells why this rank failed, or is
+    ""."""
     deadline = float("inf") if limit is None else time.monotonic() + limit
     while True:  # each wait is short, so that Ctrl-C works
         code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), SLICE)
@@ -341,8 +339,7 @@ def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
 def _leave(
     goodbye: bootstrap.Goodbye, failed: bool, cause: str = "", limit: float | None = None
 ) -> None:
-    """Leaves the job, unless this rank has left already. Called by shutdown() and at the end of the
-    process."""
+    """Leaves the job, if this rank has not left. Called by shutdown() and when the process ends."""
     global _job, _goodbyes
     with _lock:
         job, broken = _job, False
@@ -394,8 +391,8 @@ def current_bootstrap() -> bootstrap.Bootstrap | None:
 
 
 def _advise() -> None:
-    """Warns about settings that have no effect, about slow CPU binding and about too many threads.
-    Only rank 0 calls this."""
+    """Warns about settings without effect, slow CPU binding and too many threads. Rank 0 calls
+    it."""
     texts = [without_effect(os.environ)]
     cores, mine, local = os.cpu_count() or 1, len(os.sched_getaffinity(0)), local_size()
     if mine == 1 and cores // local > 1:

@@ -28,8 +28,7 @@ _kept: Any = None  # values of a rank that has left the job; kept until shutdown
 
 
 def keep() -> None:
-    """Stores the present values, so that these calls continue to return them until shutdown()
-    although the core stops."""
+    """Makes these calls return the present values until shutdown(), although the core stops."""
     global _kept
     _kept = _asked()
 
@@ -64,8 +63,7 @@ def not_initialized() -> ValueError:
 
 
 def rank() -> int:
-    """Returns the number of this process among all processes, counted from 0. Raises ValueError
-    before init().
+    """Returns this process's number among all, counted from 0. Raises ValueError before init().
 
     Examples:
         >>> hvd.rank()
@@ -85,8 +83,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns the number of this process among those on its host, counted from 0. Raises ValueError
-    before init().
+    """Returns this process's number on its host, counted from 0. Raises ValueError before init().
 
     Examples:
         >>> hvd.local_rank()
@@ -106,8 +103,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Returns the number of this host among the hosts that have a process with this local rank,
-    counted from 0.
+    """Returns this host's number among the hosts that have this local rank, counted from 0.
 
     Raises ValueError before init().
 
@@ -119,8 +115,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Returns the number of hosts that have a process with this local rank. Raises ValueError
-    before init().
+    """Returns the number of hosts that have this local rank. Raises ValueError before init().
 
     Examples:
         >>> hvd.cross_size()

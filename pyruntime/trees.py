@@ -19,8 +19,7 @@ Flat = np.ndarray[Any, np.dtype[np.uint8]]  # one-dimensional
 
 KIND = "$"
 METADATA = "__metadata__"  # reserved by safetensors, so no block may have this name
-# Maps each dtype's name in safetensors to its name in PyTorch and NumPy and its number of bytes per
-# element.
+# Maps a dtype's name in safetensors to (its name in PyTorch and NumPy, its bytes per element).
 DTYPES = {
     "BOOL": ("bool", 1),
     "U8": ("uint8", 1),
@@ -62,8 +61,7 @@ class TensorBlock(NamedTuple):
 
 
 class Tensors(ABC):
-    """Converts a framework's tensors to blocks and back. The framework's adapter registers an
-    instance.
+    """Converts a framework's tensors to blocks and back. Its adapter registers an instance.
 
     The methods are called on the thread that writes or reads a commit.
     """
@@ -113,8 +111,7 @@ class Blocks:
         return self.found[name].flat
 
     def encode(self, path: str, value: Any) -> Tree | None:
-        """Returns the tree for an object with a state, a torch tensor or a JAX array. Returns None
-        for other values.
+        """Returns the tree for an object with a state, a torch tensor or a JAX array, or else None.
 
         A value cannot be a tensor of a framework that has not been imported.
         """

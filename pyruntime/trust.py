@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which users, folders and files this process trusts. This module may be used from any
-thread.
+"""Decides which users, folders and files this process trusts. May be used from any thread.
 
 A path may lead elsewhere soon after it was checked. Therefore this module opens each folder on the
 way, checks the folder's descriptor, and finally opens the file relative to the last folder.
@@ -47,8 +46,7 @@ def is_own_user(user: int) -> bool:
 
 @contextlib.contextmanager
 def opened(path: Path, within: int) -> Iterator[int]:
-    """Context manager that opens a folder that only this user may write to and yields its
-    descriptor.
+    """Opens a folder that only this user may write to. Yields the folder's descriptor.
 
     `within` is the descriptor of the parent folder, which the caller must have checked. Raises
     OSError, and CheckpointError if another user may write to the folder.
@@ -59,8 +57,7 @@ def opened(path: Path, within: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def safe_working_folder() -> Iterator[None]:
-    """Context manager that changes to the folder / if others can write to the working folder, and
-    changes back at the end.
+    """Changes to the folder / if others can write to the working folder; changes back at the end.
 
     Libraries read settings from the working folder when they are loaded. For example, UCX, which
     MPI loads, reads ucx.conf there.
@@ -166,7 +163,7 @@ def _opened(folder_fd: int, name: str, path: Path, flags: int) -> int:
     """Opens a file or folder in the folder that has this descriptor. Raises OSError, and
     CheckpointError if it is a link or if another user may write to it."""
     with contextlib.suppress(FileNotFoundError):
-        # Checks before opening, because this error names the owner, unlike the error that open()
+        # Checks before opening, because this error names the owner, unlike the one that open()
         # raises.
         check(path, os.stat(name, dir_fd=folder_fd, follow_symlinks=False))
     fd = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd)
@@ -240,8 +237,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def read_secret(path: Path, most: int) -> bytes:
-    """Reads the first `most` bytes of a regular file that only this user may read, write or
-    replace.
+    """Reads up to `most` bytes of a regular file that only this user may read, write or replace.
 
     Follows links. Raises OSError, PermissionError if others have access, and CheckpointError if a
     folder above the file is not trusted.

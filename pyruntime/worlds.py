@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves this process from one world of an elastic job to the next. elastic.py uses this module on
-the training thread."""
+"""Moves this process between worlds of an elastic job. Used by elastic.py, on the training
+thread."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ class Worlds:
 
     @classmethod
     def of_job(cls) -> Worlds | None:
-        """Returns an object for the present job's worlds, or None if the job's ranks never
-        change."""
+        """Returns the worlds of the present job, or None if the job's ranks never change."""
         agent = agent_client.connect()
         return None if agent is None else cls(agent)
 
     def begin(self) -> bool:
-        """Joins the other ranks' world and returns True if this process is alone. Otherwise returns
-        False."""
+        """If this process is alone, joins the world of the other ranks and returns True."""
         if not self.agent.alone:
             self.start = self._present()
             return False
@@ -58,8 +56,7 @@ class Worlds:
         self._enter()
 
     def leave(self, error: BaseException | None) -> None:
-        """Leaves the present world after `error`. None means that all ranks have agreed to
-        leave."""
+        """Leaves the present world after `error`, which is None if all ranks agreed to leave."""
         stalled = isinstance(error, StallError)
         with contextlib.suppress(StallError):  # the agents end ranks that do not leave
             runtime.leave_for_restart(_HANGS if stalled else runtime.exit_timeout())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wraps the core's XLA FFI handlers in capsules that JAX can register. Adapters may use this module
-from any thread."""
+"""Wraps the core's XLA FFI handlers in capsules that JAX can register. Used by adapters, on any
+thread."""
 
 from __future__ import annotations
 

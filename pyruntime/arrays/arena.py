@@ -38,8 +38,7 @@ class _ArenaMemory:
 
 
 def allocate(nbytes: int) -> Array:
-    """Returns a zeroed uint8 array of shape (nbytes,) in memory that all ranks of this host can
-    map.
+    """Returns a zeroed uint8 array of shape (nbytes,) in memory that the host's ranks can map.
 
     Raises LibraryError if memory is short.
     """
@@ -47,14 +46,13 @@ def allocate(nbytes: int) -> Array:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> Array:
-    """Returns an uninitialised array in memory that the host's ranks share, so collectives need not
-    copy it.
+    """Returns an uninitialised array in shared memory, so that collectives need not copy it.
 
-    The array and its views behave like any other array. Copies and pickles of it are ordinary
-    arrays. farandole allocates whole pages, so prefer a few large arrays. The call is not
-    collective: each rank may create any number of arrays, before or after init(). A forked child,
-    such as a DataLoader worker, sees the parent's values until the child writes. The parent never
-    sees what the child writes.
+    All ranks of the host can map the memory. The array and its views behave like any other array.
+    Copies and pickles of it are ordinary arrays. farandole allocates whole pages, so prefer a few
+    large arrays. The call is not collective: each rank may create any number of arrays, before or
+    after init(). A forked child, such as a DataLoader worker, sees the parent's values until the
+    child writes. The parent never sees what the child writes.
 
     - shape: an int or a sequence of ints.
     - dtype: any dtype except Python objects.

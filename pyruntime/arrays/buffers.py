@@ -24,8 +24,7 @@ DTYPES: tuple[str, ...] = tuple(
 _SEEN_AS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if name not in _SEEN_AS}
 
-# The address passed for every tensor without elements. A null pointer would mean that the rank has
-# no tensor.
+# The address of every tensor without elements. Null would mean that the rank has no tensor.
 _EMPTY_MEMORY = ffi.new("double[1]")
 EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
 _int64s = partial(ffi.new, ffi.typeof("int64_t[]"))
@@ -149,8 +148,7 @@ def dtype_of(code: int) -> np.dtype[Any]:
 
 
 class NumpyKind(Kind):
-    """NumPy arrays and scalars. Also the base class of kinds whose arrays NumPy can view without a
-    copy."""
+    """NumPy arrays and scalars. Base class for kinds whose arrays NumPy can view without a copy."""
 
     gives_pointers = True  # NumPy needs 1.5 us to return the address as an int
 

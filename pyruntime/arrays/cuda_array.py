@@ -68,8 +68,7 @@ class CudaArray:
     __slots__ = ("_allocation", "device", "dtype", "shape", "stream")
 
     def __init__(self, allocation: _GpuMemory | _BorrowedMemory, dtype: int, shape: Shape) -> None:
-        """`dtype` is the core's code. Raises ValueError if the array has elements but its memory is
-        null."""
+        """`dtype` is the core's code. Raises ValueError if the elements' memory is null."""
         self._allocation = allocation
         address_or_empty(self.address, shape, "a result on a GPU")
         self.device, self.stream = allocation.device, allocation.stream or LEGACY_STREAM
@@ -77,14 +76,13 @@ class CudaArray:
 
     @classmethod
     def taken(cls, pointer: Any, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
-        """Takes ownership of `pointer`, which farandole_take returned. `stream` is the first stream
-        that reads the memory."""
+        """Takes ownership of `pointer` from farandole_take(). `stream` is the first to read it."""
         return cls(_GpuMemory(pointer, device, stream), dtype, shape)
 
     @classmethod
     def empty(cls, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
-        """Returns an uninitialised array that can be used in `stream`. Raises LibraryError if
-        memory is short."""
+        """Returns an uninitialised array for use in `stream`. Raises LibraryError if memory is
+        short."""
         memory = ffi.new("void**")
         nbytes = dtype_of(dtype).itemsize * prod(shape)
         check(lib.farandole_allocate_on(device, nbytes, stream, memory))
@@ -144,7 +142,7 @@ class _CpuDlpackKind(NumpyKind):
         return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
 
     def view(self, x: Any) -> np.ndarray[Any, Any]:
-        if isinstance(x, np.ndarray):  # a result: the library of `like` has no namespace
+        if isinstance(x, np.ndarray):  # a result, if the library of `like` has no namespace
             return x
         try:
             return np.from_dlpack(x)
@@ -157,8 +155,7 @@ class _CpuDlpackKind(NumpyKind):
 
 
 class _StreamOwner:
-    """Holds the first array that named a stream. Results keep this array alive, and so the
-    stream."""
+    """Holds the first array that named a stream. Results keep this array and the stream alive."""
 
     __slots__ = ("__weakref__", "array")
 
@@ -172,8 +169,8 @@ _owners: WeakValueDictionary[int, _StreamOwner] = WeakValueDictionary()  # keyed
 def _named_stream(x: Any) -> int:
     """Returns the stream that an array names, or the default stream if it names none.
 
-    All results in a stream keep only the first array that named it alive. If each result kept its
-    own input alive, a chain of calls would keep every earlier result.
+    All results in a stream keep alive only the first array that named the stream. If each result
+    kept its own input alive, a chain of calls would keep every earlier result.
     """
     number = x.__cuda_array_interface__.get("stream") or LEGACY_STREAM
     if isinstance(number, Stream) or number <= _LAST_DEFAULT:
@@ -229,11 +226,10 @@ class _CudaKind(Kind):
 
 
 class _CudaDlpackKind(_CudaKind):
-    """GPU arrays that support only DLPack. DLPack names no stream, so they use the default
-    stream."""
+    """GPU arrays that support only DLPack, which names no stream. They use the default stream."""
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        if isinstance(x, CudaArray):  # a result: the library of `like` has no namespace
+        if isinstance(x, CudaArray):  # a result, if the library of `like` has no namespace
             return super().describe(x, in_place)
         capsule = x.__dlpack__(stream=LEGACY_STREAM)
         info = dlpack.read(capsule)

@@ -41,8 +41,7 @@ _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _De
 )
 _get = ("PyCapsule_GetPointer", ctypes.pythonapi)
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(_get)
-# Takes the capsule's address, because a reference to a capsule that is being destroyed would revive
-# it.
+# Takes the capsule's address, because a reference would revive a capsule that is being destroyed.
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(_get)
 _valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
@@ -85,8 +84,7 @@ def read(made: Any) -> CapsuleInfo:
 def capsule(
     pointer: int, device: tuple[int, int], dtype: str, shape: tuple[int, ...], owner: object
 ) -> Any:
-    """Returns a capsule over contiguous memory. `owner` keeps the memory alive while consumers use
-    it."""
+    """Returns a capsule over contiguous memory, which `owner` keeps alive while it is in use."""
     kind = dtype.rstrip("0123456789")
     bits = 8 if kind == "bool" else int(dtype[len(kind) :])
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)

@@ -45,8 +45,7 @@ class Kind(ABC):
 
     @abstractmethod
     def matches(self, x: Any) -> bool:
-        """Returns True if `x` belongs to this kind. farandole caches the answer for the type of
-        `x`."""
+        """True if `x` belongs to this kind. farandole caches the answer for the type of `x`."""
 
     @abstractmethod
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
@@ -83,8 +82,7 @@ class Kind(ABC):
         gets sealed(result, like)."""
 
     def sealed(self, result: Any, like: Any) -> Any:
-        """Converts an array that empty() made and the core has filled to the array that the user
-        gets.
+        """Converts an array that empty() made and the core has filled to the user's array.
 
         Libraries with read-only arrays override this. The empty() of such a library makes a
         writable stand-in, such as a NumPy array, and its describe() must also accept the stand-in.
@@ -92,8 +90,7 @@ class Kind(ABC):
         return result
 
     def gives_itself(self) -> bool:
-        """Returns True if sealed() is not overridden, so that the user gets the array that empty()
-        made."""
+        """True if sealed() is not overridden, so that the user gets the array that empty() made."""
         return type(self).sealed is Kind.sealed
 
     @abstractmethod

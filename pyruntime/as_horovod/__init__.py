@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs scripts that say `import horovod.torch as hvd`, unmodified:
+"""Runs scripts that say `import horovod.torch as hvd` without changing them. For example:
 
 mpirun -np 4 python -m farandole.as_horovod train.py --epochs 3
 

@@ -9,8 +9,7 @@ __all__ = ["HorovodBasics"]
 
 
 class HorovodBasics:
-    """Horovod's calls as static methods. Libraries instantiate this class, and all instances share
-    one runtime."""
+    """Libraries instantiate this class. All instances share one runtime."""
 
     Average, Sum, Adasum = farandole.Average, farandole.Sum, farandole.Adasum
     Min, Max, Product = farandole.Min, farandole.Max, farandole.Product

@@ -77,15 +77,14 @@ class _Reader:
 
 
 class AsyncDataLoaderMixin:
-    """Mixin that reads batches ahead on a thread. Use it as class Loader(AsyncDataLoaderMixin,
+    """Mixin that reads batches ahead on a thread, as in class Loader(AsyncDataLoaderMixin,
     MyLoader).
 
     Errors of the loader are raised on the consumer's thread.
     """
 
     def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
-        """The thread reads up to `async_loader_queue_size` batches ahead. If this is 0, no thread
-        is started."""
+        """Reads up to `async_loader_queue_size` batches ahead. If this is 0, starts no thread."""
         self.async_loader_queue_size = async_loader_queue_size
         self._reader: _Reader | None = None
         super().__init__(*args, **kwargs)

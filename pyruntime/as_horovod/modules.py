@@ -125,14 +125,12 @@ INSTEAD = {
 
 
 class HorovodFinder(MetaPathFinder, Loader):
-    """Creates the modules in TABLE on import. For modules in INSTEAD, raises an error that names a
-    remedy."""
+    """Creates the modules in TABLE on import. Errors for modules in INSTEAD name a remedy."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns a spec for a module in TABLE, or None for others. Raises ImportError for a module
-        in INSTEAD."""
+        """Returns a spec for a module in TABLE. Raises ImportError for a module in INSTEAD."""
         if name in INSTEAD:
             raise ImportError(f"{name} is not part of farandole: {INSTEAD[name]}", name=name)
         if name not in TABLE:

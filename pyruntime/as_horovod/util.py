@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers that scripts and libraries import from horovod.common.util. They may be called from any
-thread."""
+"""Thread-safe helpers that scripts and libraries import from horovod.common.util."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ T = TypeVar("T")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Returns True if both the adapter, such as "torch" or "numpy", and its framework are
-    installed."""
+    """True if both the adapter, such as "torch" or "numpy", and its framework are installed."""
     try:
         found = importlib.util.find_spec(f"farandole.{ext_base_name}") is not None
         return found and importlib.util.find_spec(ext_base_name) is not None
@@ -61,8 +59,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raises ImportError if the adapter for `ext_name`, such as "horovod.torch", is not
-    installed."""
+    """Raises ImportError if `ext_name`, such as "horovod.torch", has no installed adapter."""
     name = ext_name.removeprefix("horovod.")
     if not extension_available(name):
         raise ImportError(f"{ext_name} cannot be used: {name} or its adapter is not installed")
@@ -107,8 +104,7 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Calls `target(*args)` on a new thread and returns the thread. If `silent`, ignores errors of
-    `target`."""
+    """Calls `target(*args)` on a new thread and returns the thread. If `silent`, ignores errors."""
 
     def quiet() -> None:
         with suppress(Exception):

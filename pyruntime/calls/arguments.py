@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of arguments that public calls take. Each argument name has a row that defines which
-values are valid. The decorators of public calls check arguments against this table on the caller's
-thread."""
+values are valid. Public calls check their arguments against this table on the caller's thread."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def shown(value: Any) -> str:
 
 
 def integer(value: Any, least: int, most: int = _LARGEST_RANK) -> Fault:
-    """Returns the type of the error for a value that is not an int in this range, or None if the
-    value is valid."""
+    """Returns the error type for a value that is not an int in this range, or None if it is."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return TypeError
     try:
@@ -102,8 +100,7 @@ def number(value: Any) -> float | None:
 
 
 def is_factor(value: Any) -> Fault:
-    """Returns the type of the error for a value that is NaN or not a number, or None if the value
-    is valid."""
+    """Returns the error type for a value that is NaN or not a number, or None if it is valid."""
     if type(value) is float and value == value:
         return None
     as_float = number(value)
@@ -212,8 +209,7 @@ _FACTOR = "pass a number that is not NaN"
 _COUNT = Argument("pass an int of at least 1", _is_passes)
 
 
-# Parameters that this table does not check. Some are checked where they are used. The others are
-# ignored.
+# Parameters that are not checked here. They are checked where they are used, or are ignored.
 _LATER = (
     "tensor tree splits device device_dense device_sparse ignore_name_scope inplace "
     "keras_model variables obj model grads params optimizer"
@@ -258,8 +254,7 @@ ARGUMENTS: dict[str, Argument] = {
     ),
 }
 
-# Options of constructors. They are checked before the program makes calls, so no peer is waiting
-# when the check fails.
+# Options of constructors. They are checked before the program makes calls, so no peer waits.
 OPTIONS: dict[str, Argument] = {
     "op": Argument(
         "pass one of Average, Sum, Adasum, Min, Max and Product of farandole",

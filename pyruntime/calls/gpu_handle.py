@@ -17,8 +17,7 @@ T = TypeVar("T")
 
 
 def join_stream(handles: Sequence[int], stream: int) -> None:
-    """Makes later work in a CUDA stream wait for handles' results. wait() must have returned for
-    each of these handles.
+    """Makes later work in a CUDA stream wait for results of handles whose wait() has returned.
 
     Does not block. Raises LibraryError if the device has failed.
     """
@@ -27,8 +26,7 @@ def join_stream(handles: Sequence[int], stream: int) -> None:
 
 
 class GpuHandle(Handle[T]):
-    """A Handle whose wait() returns once the work is launched and makes the caller's stream wait
-    for it.
+    """A Handle whose wait() only waits for the launch, then makes the caller's stream wait.
 
     The buffers are kept until the GPU is done with them, which may be after wait() returns.
     """
@@ -50,8 +48,7 @@ class GpuHandle(Handle[T]):
         self._joined = 0
 
     def wait(self, timeout: float | None = None) -> T:
-        """Returns the result once the work is launched. The caller's current stream waits for the
-        result's values."""
+        """Returns the result after the launch. The caller's current stream waits for its values."""
         value = super().wait(timeout)
         stream = self._stream()
         if stream != self._joined and not self._lost():

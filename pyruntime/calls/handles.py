@@ -82,7 +82,7 @@ class Handle(Generic[T]):
 
     @property
     def numbers(self) -> Any:
-        """The core's handles; None once a wait has stored the outcome."""
+        """The core's handles, or None once a wait has stored the outcome."""
         return self._numbers
 
     def _settle(self, limit: float | None) -> Exception | None:
@@ -107,8 +107,7 @@ class Handle(Generic[T]):
         return None
 
     def _outcome(self, numbers: Any, limit: float | None) -> Exception | None:
-        """Waits. Returns None if the call succeeds, its error if it fails, or a StallError if the
-        time is up."""
+        """Waits. Returns None, the call's error if it fails, or a StallError if the time is up."""
         return _block(numbers, limit, str(self._what))
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:
@@ -167,8 +166,7 @@ class Handle(Generic[T]):
 
 
 class OneHandle(Handle[T]):
-    """A handle for a call on one tensor whose result array exists already. wait() usually calls the
-    core only once."""
+    """A handle for one tensor whose result array exists already. Most waits call the core once."""
 
     __slots__ = ()
 
@@ -284,14 +282,12 @@ def _result(number: int) -> Any:
 
 
 def is_absent(number: int) -> bool:
-    """Returns True if no rank passed a buffer to this finished call, so that its output was not
-    written."""
+    """True if no rank passed a buffer to this finished call, so that it wrote no output."""
     return bool(_result(number).absent)
 
 
 def value_of(number: int) -> int:
-    """Returns the number that a finished handle holds: the last rank to join, or a new process
-    set's id."""
+    """Returns a finished handle's number: the last rank to join, or a new process set's id."""
     return int(_result(number).value)
 
 

@@ -32,8 +32,7 @@ def restart() -> None:
 
 
 def lost(numbers: Iterable[int]) -> bool:
-    """Returns True if these handles, which nobody has ended, were still in use at the last
-    shutdown()."""
+    """True if these handles, which nobody has ended, were still in use at the last shutdown()."""
     return not all(map(_held.__contains__, numbers))
 
 
@@ -109,8 +108,7 @@ def drop(numbers: Iterable[int]) -> None:
 def sweep(most: int = 8) -> None:
     """Examines the `most` oldest dropped handles and ends those that are settled.
 
-    Every submission calls this first if there are dropped handles, so handles are ended faster than
-    new ones are added.
+    Every submission calls this first, so handles are ended faster than new ones are added.
     """
     for _ in range(min(most, len(_dropped))):
         try:

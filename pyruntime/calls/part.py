@@ -23,8 +23,8 @@ _MOMENT = 0.5  # seconds; long enough for an uncaught exception to end the progr
 
 
 def end(reason: BaseException) -> None:
-    """Makes this rank leave the job unless it has left already. Does not wait. The caller then
-    raises `reason`."""
+    """Makes this rank leave if it has not left yet. Does not wait. The caller then raises
+    `reason`."""
     if lib.farandole_initialized() and not _library.why_left:
         cause = describe(reason)
         topology.keep()

@@ -31,14 +31,12 @@ _Known = dict[Hashable, tuple[Any, Any, "RepeatedCall"]]
 _all: list[_Known] = []  # the tables of all decorated functions
 _NONE: Any = None, None, None
 _preparing = threading.Lock()
-# Types of arguments whose values cannot change. An array, for example, could hold a different
-# factor later.
+# Types of arguments whose values cannot change. An array could hold a different factor later.
 _LASTING = (type(None), int, float, str, type, ProcessSet)
 
 
 class _Exactly:
-    """A number that equals only numbers of the same type. For example, 1 is a valid rank but True
-    is not."""
+    """A number that equals only numbers of the same type: 1 is a valid rank, but True is not."""
 
     __slots__ = ("_type", "_value")
     __hash__ = None  # type: ignore[assignment]  # keys hold the user's own values instead
@@ -71,8 +69,7 @@ def remember(
 
 
 def clear() -> None:
-    """Forgets all calls, because names and process set numbers may have new meanings in a new
-    world."""
+    """Forgets all calls. In a new world, names and process set numbers may mean something else."""
     for known in _all:
         known.clear()
 
@@ -109,7 +106,7 @@ def repeating(function: _F, by_name: bool = True, waits: bool = False) -> _F:
             except Exception as reason:
                 if is_from_core(reason):  # the core has reported a wrong submission to the peers
                     raise told(reason) from None
-                raise  # the core may have taken the call: do not submit it twice
+                raise  # the core may have taken the call, so do not submit it twice
             except BaseException as reason:
                 part.end(reason)
                 raise

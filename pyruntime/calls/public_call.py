@@ -5,9 +5,9 @@ ranks. Decorated functions may be called from any thread.
 If a function raises an error before the core takes its call, the decorator reports the error to the
 peers under the name by which they know the call. The peers then also fail instead of waiting.
 `collective` decorates functions that submit a call; `waiting` decorates functions that call such a
-function and wait. Both decorators look up each parameter in the table of arguments when the
-function is defined, so a new function cannot have an unchecked parameter. Neither decorator changes
-a function's signature.
+function and wait. Both look up each parameter in the table of arguments when the function is
+defined, so a new function cannot have an unchecked parameter. Neither changes a function's
+signature.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ def collective(
 
 
 def wait_for(handle: Handle[R]) -> R:
-    """A function that waits returns wait_for(handle). Its decorator then returns the handle's
-    result."""
+    """Functions that wait return wait_for(handle). Their decorator returns the handle's result."""
     return cast("R", handle)
 
 
@@ -133,8 +132,7 @@ def waiting(
 
 @contextmanager
 def errors_reach_peers(process_set: Any, meeting: str) -> Iterator[None]:
-    """Context manager that also reports errors to the ranks that wait in the allgather named
-    `meeting`."""
+    """Context manager that reports errors to ranks that wait in the allgather named `meeting`."""
     try:
         yield
     except Exception as reason:
@@ -143,8 +141,7 @@ def errors_reach_peers(process_set: Any, meeting: str) -> Iterator[None]:
 
 
 def is_collective(function: object) -> bool:
-    """Returns True if this module checks the arguments of `function` or of a function that it
-    wraps."""
+    """True if this module checks the arguments of `function` or of a function that it wraps."""
     return hasattr(inspect.unwrap(function, stop=lambda f: hasattr(f, "_checks")), "_checks")  # type: ignore[arg-type]
 
 
@@ -160,8 +157,7 @@ class _Checks:
         tell: Callable[[list[Call], Exception], None] = refuse_all,
         calls: Callable[[dict[str, Any]], list[Call]] | None = None,
     ) -> None:
-        # In errors, the function's name appears without leading `_` and `grouped_` and without
-        # `_async`.
+        # In errors, the function's name appears without `_`, `grouped_` and `_async` around it.
         plain = function.__name__.strip("_").removesuffix("_async")
         self._name = plain.removeprefix("grouped_")
         self._op = op
@@ -200,7 +196,7 @@ class _Checks:
                 raise wrong(name, value, ARGUMENTS[name], fault)
 
     def unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
-        """Returns the error for arguments that do not fit the signature, or None if all arguments
+        """Returns the error for arguments that do not fit the signature, or None if all of them
         fit."""
         try:
             self._signature.bind(*args, **kwargs)

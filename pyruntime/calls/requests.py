@@ -68,8 +68,7 @@ _NULL = ffi.NULL
 _UNORDERED = frozenset((Op.JOIN, Op.SEND, Op.RECEIVE))  # not matched by their order
 _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 
-# Maps a process set to the only thread that may make unnamed calls in it, because calls from two
-# threads have no order.
+# Maps a process set to the one thread that may make unnamed calls, which match by their order.
 _callers: dict[int, threading.Thread] = {}
 _in_order: set[int] = set()  # sets in which the callers order calls across their threads
 _world = 0  # see world()
@@ -113,8 +112,7 @@ def restart() -> None:
 
 
 def enter(number: int, before: Iterable[int]) -> None:
-    """Stores the new world's number. `before` holds each rank's previous world. init() calls
-    this."""
+    """Stores the new world's number and compares the ranks' previous worlds. Called by init()."""
     global _world, _mixed
     _world, _mixed = number, len(set(before)) > 1
 
@@ -161,8 +159,7 @@ class Scope:
 
 
 def note_join(process_set: int, count: int = 1) -> None:
-    """Counts this rank's joins. By the time this rank makes its next call, all members have
-    joined."""
+    """Counts this rank's joins. All members have joined before this rank makes its next call."""
     joins[process_set] += count
 
 
@@ -185,8 +182,7 @@ def begin_unnamed(call: Call) -> None:
 
 
 def allow_threads(process_set: int) -> None:
-    """Allows unnamed calls in this set from any thread. The caller must then guarantee their
-    order."""
+    """Allows unnamed calls in this set from any thread. The caller must guarantee their order."""
     _in_order.add(process_set)
 
 
@@ -196,8 +192,8 @@ def count_unnamed(process_set: int) -> int:
 
 
 def _fill(request: Any, call: Call, buffer: Buffer, keep: list[Any]) -> None:
-    """Fills in the request for one tensor. Appends the memory to which the request points to
-    `keep`."""
+    """Fills in the request for one tensor. Adds to `keep` the memory to which the request
+    points."""
     request.op = call.op
     request.reduce_op = call.reduce_op
     request.dtype = buffer.dtype
@@ -238,8 +234,7 @@ def submit(
     own: int = 0,
     alike: bool = True,
 ) -> Any:
-    """Submits the tensors of a call, as a group if there are several. Returns the handles as
-    int64_t[].
+    """Submits a call's tensors, as a group if there are several. Returns handles as int64_t[].
 
     `own` is the number of stack frames, counted from this function's caller outwards, that are
     known to belong to farandole. If `own` is 0, the call has no site. `alike` is True if all ranks
@@ -337,8 +332,7 @@ def refuse_all(
 
 
 class PreparedCall:
-    """A call that is submitted repeatedly, each time by a single C call. Used by adapters'
-    hooks."""
+    """A call that adapters' hooks submit repeatedly, each time by a single C call."""
 
     __slots__ = ("call", "current", "number", "start", "stream")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes numbers of rows for each member of a process set. A member that has joined sends 0 rows,
-and rows that are sent to it get a gradient of zero. Adapters use this module in backward passes, on
-any thread."""
+and rows that are sent to it get a gradient of zero. Adapters' backward passes use this, on any
+thread."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def splits_of(splits: Any) -> Table:
 
 
 def kept(rows: int, members: int) -> list[int]:
-    """Returns the number of rows that each member gets from a reducescatter, by the same rule as
-    the core."""
+    """Returns the number of rows that each member gets from a reducescatter, by the core's rule."""
     return [rows // members + (member < rows % members) for member in range(members)]
 
 

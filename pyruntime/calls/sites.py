@@ -42,8 +42,7 @@ class Site:
 
 
 UNKNOWN = Site("", False)
-# Maps the id of a code object to the sites in it, by instruction, or to None if the code belongs to
-# a library.
+# Maps a code object's id to its sites by instruction, or to None for a library's code.
 _codes: dict[int, dict[int, Site] | None] = {}
 _kept: list[CodeType] = []  # keeps these code objects, so that no other object gets their ids
 _libraries: tuple[str, ...] = ()  # prefixes of libraries' file names
@@ -62,8 +61,7 @@ def restart() -> None:
 
 
 def here(depth: int) -> Site:
-    """Returns the site of the call that this thread is making, or UNKNOWN if no frame belongs to
-    the user's program.
+    """Returns the site of the call that this thread is making, or UNKNOWN if it has no user frame.
 
     `depth` is the number of innermost frames, including the one of here(), that are known to belong
     to farandole.

@@ -3,8 +3,8 @@
 agent on each host, and a member in each rank. They contain no threads, sockets, processes or
 clocks. tests/simulation/elastic.py tests them with lost messages, deaths and split networks.
 
-Every message contains the sender's complete state and is sent repeatedly. Messages may therefore be
-lost, late or repeated.
+Every message contains the sender's complete state and is sent repeatedly, so messages may be lost,
+late or repeated.
 
 States of a rank, kept by Member:
 

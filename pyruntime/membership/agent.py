@@ -15,8 +15,7 @@ class Start(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """An action that kills this process. The caller must call Agent.ended() once the process is
-    gone."""
+    """An action that kills this process. Call Agent.ended() once the process is gone."""
 
     name: str
 
@@ -42,12 +41,12 @@ class Agent:
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease
         self._workers: dict[str, Worker] = {}
-        # By ended process, the number of the first status that reports the end.
+        # Maps each ended process to the number of the first status that reports its end.
         self._first_report: dict[str, int] = {}
         self._last_number = 0  # number of the newest assignment
         self._view = View()
         self._number = 0  # number of the last status
-        self._sent: dict[int, float] = {}  # by unacknowledged status, when it was sent
+        self._sent: dict[int, float] = {}  # when each unacknowledged status was sent
         self._since = now  # time at which the last acknowledged status was sent
         self._until: float | None = None  # time at which a preempted host's processes are killed
 
@@ -118,8 +117,8 @@ class Agent:
         return [Tell(name, self._view)]
 
     def announce(self, name: str, end: End | None) -> None:
-        """Stores the end that a process has announced. None means that the next program has started
-        in the process."""
+        """Stores the end that a process has announced, or None once its next program has
+        started."""
         self._workers[name] = self._workers[name]._replace(announced=end)
 
     def ended(self, name: str, end: End, text: str = "", code: int = 0) -> None:

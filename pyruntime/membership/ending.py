@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Ending:
-    """The reasons to end that are known so far. If there are several failures, the first one
+    """The reasons so far for ending the job. If there are several failures, the first one
     counts."""
 
     leaves: bool = False  # True if all ranks must end after their next commit
@@ -37,7 +37,6 @@ class Ending:
 
     @property
     def outcome(self) -> str:
-        """The job's result once no process is alive: "" for success, or the reason for the
-        failure."""
+        """The job's result once no process is alive: "" for success, or why the job failed."""
         late = "a process was lost after others had succeeded"
         return self.failure or (late if self.lost_late else "")

@@ -13,8 +13,8 @@ class Member:
     thread-safe."""
 
     def __init__(self, name: str, over: int = 0) -> None:
-        """`over` is the last world of an earlier program in this process. The rank never enters
-        that world again."""
+        """`over` is the last world of an earlier program in this process. It is not entered
+        again."""
         self.name = name
         self.state = WorkerState(over=over)
         self._view = View()
@@ -33,8 +33,8 @@ class Member:
         self.state = self.state._replace(away=True, finished=call, met=met, stalled=stalled)
 
     def stay(self) -> bool:
-        """Continues in the present world if the finished call has ended on all ranks. Returns True
-        if so."""
+        """Returns True and stays in the present world if the finished call has ended on all
+        ranks."""
         done = 0 < self.state.finished <= self._view.done
         if done:
             self.state = self.state._replace(away=False, finished=0)

@@ -107,8 +107,7 @@ def encode(message: NamedTuple) -> str:
 
 
 def decode(kind: type[T], text: str) -> T:
-    """Converts a text that encode() returned back to a message. Raises ValueError for any other
-    text."""
+    """Converts the result of encode() back to a message. Raises ValueError for any other text."""
     try:
         found: T = _made(kind, json.loads(text))
         return found

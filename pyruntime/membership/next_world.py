@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules by which Scheduler decides which processes wait for an elastic job's next world and
-which are members of it."""
+"""Scheduler's rules for an elastic job's next world: who waits for it, and who is a member."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def is_away(worker: Worker, record: Record) -> bool:
 
 
 def is_here(worker: Worker, record: Record) -> bool:
-    """Returns True if the process waits for the next world and will not enter the present one
-    again."""
+    """True if the process waits for the next world and will not enter the present one again."""
     state, number = worker.state, record.world.number
     return is_away(worker, record) and number in (state.world, min(state.over, number))
 
@@ -38,16 +36,15 @@ def is_new(worker: Worker, record: Record) -> bool:
 
 
 def names_hanging(here: Sequence[Worker], world: World) -> set[str]:
-    """Returns the names of members that never entered the world, if another member has reported a
-    stall."""
+    """If a member has reported a stall, returns the names of members that never entered the
+    world."""
     if not any(x.state.stalled and x.state.world == world.number for x in here):
         return set()
     return {x.name for x in here if x.name in world.members and x.state.world < world.number}
 
 
 def is_broken(all_: Sequence[Worker], record: Record) -> bool:
-    """Returns True if a member of the present world is lost or has left the world after a
-    failure."""
+    """True if a member of the present world is lost or has left the world after a failure."""
     members = [worker for worker in all_ if worker.name in record.world.members]
     left = [x.state for x in members if x.state.away]
     left = [state for state in left if state.world == record.world.number]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the supervisor's decisions: which processes an elastic job has, and which of them are in
-its next world.
+"""Decides which processes an elastic job has, and which of them are in its next world.
 
 Two worlds never train at the same time, because a commit needs every member of its world. Once a
 member has ended or waits for the next world, the present world can make no more commits. Only then
@@ -87,7 +86,7 @@ class Scheduler:
         self._sent = 0
         self._idle = 0  # ranks lost since the last commit; a failed world counts as all its ranks
         self._unready = ""  # why the disk delays the next world
-        self._late_at: dict[str, float] = {}  # by awaited process, when it is killed
+        self._late_at: dict[str, float] = {}  # when each awaited process is killed
         self._meets = 0  # the world whose members must meet, or 0 if there is none
         self._told_at = inf  # when _tell_of_wait() logs that they have not met
         self.ending = Ending()
@@ -100,8 +99,7 @@ class Scheduler:
         self._apply_all(self.workers.receive(status, now), now)
 
     def _apply_all(self, changes: Iterable[Change], now: float) -> None:
-        """Applies changes, successful ends first, because losses in the same report came after
-        them."""
+        """Applies successful ends first, because losses in the same report came after them."""
         for one in sorted(changes, key=lambda one: not ended_well(one.now, self._record)):
             self._apply(one, now)
 
@@ -264,8 +262,8 @@ class Scheduler:
             self._count_loss(host, worker.name, "hangs: it is killed", now)
 
     def _all_wait(self, near: list[Worker], here: list[Worker], newest: bool, now: float) -> bool:
-        """Returns True if every process that the decision needs is waiting. Kills processes that
-        are late."""
+        """True if every process that the decision needs is waiting. Kills processes that are
+        late."""
         others = [x for x in near if x not in here and not is_new(x, self._record)]
         members = [worker for worker in others if worker.name in self._record.world.members]
         joining = [worker for worker in others if worker.state.away]

@@ -55,7 +55,7 @@ class Workers:
         self._silence, self._cooldown = silence, cooldown
         self._agents: dict[str, _AgentRecord] = {}
         self._failures: dict[str, int] = {}  # number of failures, by host
-        self._cooling: dict[str, float] = {}  # by host, time before which it gets no new process
+        self._cooling: dict[str, float] = {}  # when each host may get new processes
         self._slots: Mapping[str, int] | None = None  # by host; None means as agents report
         self._names = 0
 
@@ -76,8 +76,7 @@ class Workers:
                 yield Change(agent.host, before, worker)
 
     def _lose_with_agents_of(self, host: str) -> Iterator[Change]:
-        """Marks the processes of this host's earlier agents as lost, because a new agent kills
-        them."""
+        """Marks processes of this host's earlier agents as lost, because a new agent kills them."""
         for agent in self._agents.values():
             if agent.host == host and agent.number != _NEVER:
                 agent.number, agent.draining = _NEVER, False
@@ -95,14 +94,12 @@ class Workers:
         return max((agent.heard for agent in agents), default=-1.0)
 
     def is_reachable(self, host: str, now: float) -> bool:
-        """Returns True if this host's agent is connected and has reported within the last `silence`
-        seconds."""
+        """True if this host's agent is connected and has reported in the last `silence` seconds."""
         return any(x.host == host and self._is_reachable(x, now) for x in self._agents.values())
 
     def cool_down(self, host: str, now: float) -> float:
         """Prevents new processes on this host for a time that doubles with each failure. Returns
-        that time in seconds. It is 0 if there is no other host or if this host is being
-        preempted."""
+        that time in seconds. It is 0 if this is the only host or is being preempted."""
         hosts = {host, *(agent.host for agent in self._agents.values())}
         if len(hosts) < 2 or any(x.draining for x in self._agents.values() if x.host == host):
             return 0.0
@@ -123,8 +120,7 @@ class Workers:
         return agent.slots if self._slots is None else self._slots.get(agent.host, 0)
 
     def forget_silent(self, before: float) -> Iterator[Change]:
-        """Removes agents that have not reported since `before`. Their processes have also ended by
-        then."""
+        """Removes agents that have not reported since `before`. Their processes have also ended."""
         for name, agent in list(self._agents.items()):
             if agent.heard < before:
                 del self._agents[name]
@@ -189,7 +185,7 @@ class Workers:
                 missing -= 1
 
     def unwanted(self, members: Container[str]) -> set[str]:
-        """Returns the names of processes for which their hosts have no slots. Members get slots
+        """Returns the names of processes whose hosts have no slot for them. Members get slots
         first."""
         found = set()
         for agent in self._agents.values():
@@ -198,8 +194,8 @@ class Workers:
         return found
 
     def surplus(self, most: int, members: Container[str], now: float) -> list[str]:
-        """Returns the names of reachable processes that exceed `most`. Members are never among
-        them."""
+        """Returns the names of reachable processes that exceed `most`, but never those of
+        members."""
         near = self.reachable(now)
         others = [worker.name for worker in near if worker.name not in members]
         return others[: max(0, len(near) - most)]

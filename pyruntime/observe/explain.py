@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Implements `farandole explain`, which finds a job's first failure in its ranks' flight
-recorders."""
+"""Implements `farandole explain`, which finds a job's first failure in the flight recorders."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _USUAL_NS = 100_000_000
 
 
 def explain(pages: Sequence[Page]) -> list[str]:
-    """Returns the lines of the report. They list the ranks, the first failure, and then other
-    failed or waiting calls."""
+    """Returns the report: the ranks, the first failure, then other failed or waiting calls."""
     shared = matched_calls(pages)
     lines = [*_ranks(pages), *_history(pages)]
     findings = [
@@ -123,8 +121,7 @@ def _mismatches(shared: Sequence[MatchedCall]) -> Iterator[str]:
 
 
 def _found(pages: Sequence[Page]) -> Iterator[str]:
-    """Yields the ranks' findings other than failures. Most findings are equal on all ranks, so each
-    is shown only once."""
+    """Yields findings other than failures. Most are equal on all ranks, so each is shown once."""
     yield from dict.fromkeys(
         f"{text.removesuffix('.')}."
         for page in pages
@@ -133,8 +130,7 @@ def _found(pages: Sequence[Page]) -> Iterator[str]:
 
 
 def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
-    """Yields the error class and the text of each failure. Omits the stacks that a stall's text
-    contains."""
+    """Yields each failure's error class and text, without the stacks that a stall's text has."""
     found: dict[tuple[str, str], list[int]] = {}
     for page in pages:
         if failure := page.get("failure"):
@@ -187,8 +183,7 @@ def _longest(known: Mapping[int, Page], one: MatchedCall) -> int:
 
 
 def _all_of(ones: Sequence[MatchedCall]) -> str:
-    """Returns the names of the calls or, if there are many, their number, as the coordinator's
-    warning does."""
+    """Returns the calls' names or, if there are many, their number, as the coordinator does."""
     if len(ones) <= 3:
         return ", ".join(str(one.first) for one in ones)
     names = [one.first.name for one in ones]
@@ -221,8 +216,7 @@ def _waited_ns(page: Page, call: RecordedCall) -> int:
 
 
 def _would_know(pages: Mapping[int, Page], call: RecordedCall, rank: int) -> bool:
-    """Returns True if the recorded events of `rank` reach back to the time of another rank's
-    call."""
+    """True if the recorded events of `rank` reach back to the time of another rank's call."""
     wall = call.submitted + pages[call.rank]["epoch_minus_monotonic_ns"]
     return reaches_back_to(pages[rank], wall - pages[rank]["epoch_minus_monotonic_ns"])
 

@@ -65,8 +65,7 @@ def _memories(pid: int, own: bool) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def jobs_of(pids: list[int] | None = None) -> list[RunningJob]:
-    """Returns the jobs to which these processes belong, or all of this user's jobs if no process is
-    given."""
+    """Returns the jobs to which these processes belong, by default all jobs of this user."""
     found: dict[tuple[int, int], tuple[list[int], str]] = {}
     for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
         for memory, path in _memories(pid, own=not pids):
@@ -96,8 +95,8 @@ def _why_not(pid: int) -> str:
 
 
 def page(fd: int, local_rank: int, events: int) -> Page:
-    """Returns the recorder of one rank with its last `events` events. If `fd` is -1, reads this
-    process's own job."""
+    """Returns a rank's recorder with its last `events` events. `fd` is -1 for this process's own
+    job."""
     capacity = 1 << 14
     while True:
         text = ffi.new("char[]", capacity)
@@ -168,8 +167,7 @@ def read_dumps(folder: Path) -> list[Page]:
 
 
 def _read(file: Path, owners: set[int]) -> Page:
-    """Reads a dump and makes its strings safe to print. Raises ValueError if the dump is not
-    valid."""
+    """Reads a dump and makes its strings safe to print. Raises ValueError if it is not valid."""
     shown = printable(str(file))
     try:
         text = read_text(file, _MOST_BYTES, owners)
@@ -198,8 +196,7 @@ def worlds_of(folder: Path) -> list[Path]:
 
 
 def began(dumps: list[Page]) -> int:
-    """Returns the time at which the world of these dumps started, in nanoseconds since the
-    epoch."""
+    """Returns when the world of these dumps started, in nanoseconds since the epoch."""
     return max(int(page["began_ns"] + page["epoch_minus_monotonic_ns"]) for page in dumps)
 
 
@@ -241,8 +238,7 @@ class RecordedCall:
 
     @property
     def is_message(self) -> bool:
-        """True if this is one end of a message. Messages have different numbers on different
-        ranks."""
+        """True for one end of a message. Messages have different numbers on different ranks."""
         return self.op in ("send", "receive")
 
     @property
@@ -349,12 +345,11 @@ class MatchedCall:
 
 
 def matched_calls(pages: Sequence[Page]) -> list[MatchedCall]:
-    """Matches calls across ranks. Returns negotiated calls in log order, then calls that still
-    wait."""
+    """Matches calls across ranks. Returns negotiated calls in log order, then waiting calls."""
     found: dict[tuple[Any, ...], MatchedCall] = {}
     for page in pages:
         for call in calls_of(page):
-            # A name can be reused after a failure, so failed calls that have the same name match in
+            # A name can be reused after a failure, so failed calls with the same name match in
             # order.
             key: tuple[Any, ...] = (call.position, call.process_set, call.name, call.order)
             if call.is_message:
@@ -373,7 +368,7 @@ def _join_late_readers(shared: Sequence[MatchedCall], pages: Mapping[int, Page])
     def time(rank: int, ns: int) -> int:
         return int(ns + pages[rank]["epoch_minus_monotonic_ns"])
 
-    agreed: dict[tuple[Any, ...], MatchedCall] = {}  # by identity, the last call
+    agreed: dict[tuple[Any, ...], MatchedCall] = {}  # the last call with each identity
     for one in sorted((one for one in shared if one.negotiated), key=_order):
         agreed[one.identity] = one
     for one in shared:
@@ -392,15 +387,13 @@ def _order(shared: MatchedCall) -> tuple[bool, int, int]:
 
 
 def reaches_back_to(page: Page, ns: int) -> bool:
-    """Returns True if a rank has kept all events since `ns`, a time on that rank's monotonic
-    clock."""
+    """True if a rank has kept all events since `ns`, a time on that rank's monotonic clock."""
     kept = page["events"]
     return len(kept) == page["recorded"] or bool(kept and kept[0]["t"] <= ns)
 
 
 def members_of(pages: Sequence[Page], process_set: int) -> Sequence[int]:
-    """Returns the ranks of a process set in ascending order, or those of the world if no rank has
-    recorded the set."""
+    """Returns a process set's ranks, ascending, or the world's if no rank has recorded the set."""
     for page in pages:
         if text := page["sets"].get(str(process_set)):
             return [int(rank) for rank in text.split(",")]

@@ -46,8 +46,7 @@ def run_dump(options: argparse.Namespace) -> int:
 
 
 def _read(folder: Path) -> list[flight.Page]:
-    """Returns the dumps of the last job. If they can't be read, prints the reason and returns
-    []."""
+    """Returns the last job's dumps. If they can't be read, prints the reason and returns []."""
     try:
         found = flight.read_dumps(folder)
     except (OSError, ValueError) as reason:

@@ -13,8 +13,7 @@ from farandole.topology import is_initialized
 
 @dataclass(frozen=True)
 class Histogram:
-    """A histogram in powers of two. `counts[i]` is the number of values below 2**i that no earlier
-    slot counts."""
+    """A histogram in powers of two. `counts[i]` counts values below 2**i that no lower slot has."""
 
     count: int
     sum: int

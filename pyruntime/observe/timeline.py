@@ -11,8 +11,7 @@ from farandole.topology import rank
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Starts a trace. Rank 0 writes to `file_path`, and rank N writes to NAME.rankN.SUFFIX next to
-    it.
+    """Starts a trace. Rank 0 writes `file_path`, and rank N writes NAME.rankN.SUFFIX next to it.
 
     This call is not collective and does not affect other calls. If `mark_cycles`, the trace shows
     each batch of decisions that this rank reads. Raises ValueError before init() or if a trace is

@@ -151,6 +151,5 @@ def broadcast_list(
     *,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """Broadcasts a list into new arrays, as one call. Used by adapters, which wait for the
-    handle."""
+    """Broadcasts a list into new arrays, as one call. Adapters use this and wait for the handle."""
     return _broadcast(tensors, root_rank, name, process_set, timeout)

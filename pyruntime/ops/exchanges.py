@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public calls for alltoall, which exchanges rows between ranks. They may be called from any
-thread."""
+"""The public calls for alltoall, which exchanges rows between ranks. They are thread-safe."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def alltoall_async(
 
     - tensor: an array of integers, floats, bool or complex with at least one dimension, on a CPU or
       GPU. The dtype and all dimensions except the first must be equal on all ranks.
-    - splits: the number of rows for each member, as integers in member order. None means equal
-      parts.
+    - splits: integers in member order, the number of rows for each. None means equal parts.
     - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 
@@ -93,8 +91,7 @@ def alltoall(
 
     - tensor: an array of integers, floats, bool or complex with at least one dimension, on a CPU or
       GPU. The dtype and all dimensions except the first must be equal on all ranks.
-    - splits: the number of rows for each member, as integers in member order. None means equal
-      parts.
+    - splits: integers in member order, the number of rows for each. None means equal parts.
     - name, process_set: calls match within this set by name; unnamed calls match by order.
     - timeout: seconds until the wait raises StallError.
 

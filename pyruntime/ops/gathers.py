@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public calls for allgather and reducescatter in all their forms. They may be called from any
-thread."""
+"""The public calls for allgather and reducescatter in all their forms. They are thread-safe."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def grouped_allgather_rows(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[list[tuple[T, Table]]]:
-    """Allgathers arrays. Each result comes with a table of the number of rows from each member.
-    Used by adapters."""
+    """Allgathers arrays for adapters. Each result comes with every member's number of rows."""
     return start_rows(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
 
 

@@ -30,8 +30,7 @@ composed: dict[int, Callable[..., Handle[Any]]] = {}
 def start(
     call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
 ) -> Handle[list[T]]:
-    """Submits `call` on `tensors`, either in place or into new arrays. `call.op` must be in
-    MIRRORED."""
+    """Submits `call` on `tensors`, in place or into new arrays. `call.op` must be in MIRRORED."""
     tensors = list(tensors)
     if not tensors:
         return Handle(submit(call, [], own=3), lambda _: [], call, timeout)
@@ -85,14 +84,12 @@ def new_results(
 
 
 def sealed(kinds: Sequence[Kind], results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
-    """Converts the arrays from new_results() to those that the user gets. Call this once they are
-    complete."""
+    """Converts complete arrays from new_results() to those that the user gets."""
     return [k.sealed(y, x) for k, y, x in zip(kinds, results, tensors, strict=True)]
 
 
 def describe(tensors: Sequence[Any], in_place: bool) -> tuple[list[Kind], list[Buffer]]:
-    """Returns the arrays' kinds and buffers. Raises TypeError or ValueError, whose text names the
-    wrong array."""
+    """Returns arrays' kinds and buffers. Raises a TypeError or ValueError that names the array."""
     kinds: list[Kind] = []
     inputs: list[Buffer] = []
     try:
@@ -113,8 +110,7 @@ def handle_of(
     what: object,
     timeout: float | None,
 ) -> Handle[R]:
-    """Wraps the core's handles in a GpuHandle if an array is on a GPU, and otherwise in a
-    Handle."""
+    """Wraps the core's handles in a GpuHandle if an array is on a GPU, or else in a Handle."""
     for buffer, x in zip(inputs, tensors, strict=True):
         if buffer.device >= 0:
             stream = functools.partial(kind_of(x).stream, x)
@@ -123,8 +119,7 @@ def handle_of(
 
 
 def one(handle: Handle[list[T]]) -> Handle[T]:
-    """Converts a handle whose result is a list of one array to a handle whose result is that
-    array."""
+    """Converts a handle for a list of one array to a handle for that array."""
     return handle.map(_first)
 
 

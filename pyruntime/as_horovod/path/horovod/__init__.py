@@ -70,16 +70,15 @@ def run(
 
 
 def _one(name: str, value: int | None, alias: str, other: int | None) -> int | None:
-    """Returns the value given by an argument or by its older name. Raises ValueError if the two
-    differ."""
+    """Returns an argument that may have been passed by its older name. Raises ValueError if both
+    names are used with different values."""
     if value is not None and other is not None and value != other:
         raise ValueError(f"horovod.run({name}={value}, {alias}={other}): pass only one of them")
     return other if value is None else value
 
 
 def _ranks(number: int | None, least: int | None, most: int | None) -> int:
-    """Returns the number of ranks to start. Raises ValueError if the number is outside the
-    limits."""
+    """Returns the number of ranks to start. Raises ValueError if it is outside the limits."""
     if number is None:
         number = next((limit for limit in (most, least) if limit is not None), 1)
     if number < (least or 1) or number > (most or number):
