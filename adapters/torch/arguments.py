@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks arguments of DistributedOptimizer(): names and groups of parameters."""
+"""Checks DistributedOptimizer()'s arguments for names and groups of parameters."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ class Settings:
     compressor: Compressor
     sparse_as_dense: bool
     views: bool  # gradient_as_bucket_view
-    ranks: ProcessSet  # the process set whose number is process_set
-    verify: VerifyPolicy  # when ranks compare their models
+    ranks: ProcessSet  # the process set that has the number `process_set`
+    verify: VerifyPolicy  # says when ranks compare their models
 
     @property
     def is_linear(self) -> bool:
-        """True if the sum of reduced and new gradients may be reduced again. This holds for an
-        average, which leaves values unchanged that are equal on all ranks."""
+        """True if the sum of reduced and new gradients may be reduced again.
+
+        This is possible with an average, which does not change values that are equal on all ranks.
+        """
         return self.reduce_op == Average
 
 
@@ -44,15 +46,16 @@ class Settings:
 
 
 def default_name(group: int, index: int) -> str:
-    """The name of an unnamed parameter. torch.nn modules have no parameters of such names."""
+    """Returns the name of an unnamed parameter. No parameter of a torch.nn module is called so."""
     return f"group[{group}][{index}]"
 
 
 def parameter_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
 ) -> list[str]:
-    """The names of all parameters, in the order of the groups. Without named_parameters, a name
-    consists of the numbers of group and parameter.
+    """Returns the names of all parameters, in the order of the groups.
+
+    Without named_parameters, a name consists of the numbers of the group and the parameter.
 
     Raises ValueError if named_parameters holds anything but (name, tensor) tuples, repeats a name,
     or lacks a parameter of the optimizer.

@@ -15,8 +15,10 @@ from farandole.trees import CODES, TensorBlock, Tensors, register_torch
 
 class _Tensors(Tensors):
     def block_of(self, x: Tensor, path: str) -> tuple[TensorBlock, list[int] | None]:
-        """Returns (the tensor's bytes in row-major order, strides). The strides are those that
-        torch gives optimizer state, or None for a contiguous tensor."""
+        """Returns the tensor's bytes in row-major order, and its strides.
+
+        The strides are those that torch gives to optimizer state, or None for a contiguous tensor.
+        """
         try:
             check(x)
             if x.dtype is torch.complex128:
@@ -36,7 +38,7 @@ class _Tensors(Tensors):
         return TensorBlock(name, tuple(x.shape), flat), strides
 
     def tensor_of(self, block: TensorBlock, strides: list[int] | None) -> Tensor:
-        """Returns a tensor over the block's memory, or a copy if `strides` are given."""
+        """Returns a tensor that uses the block's memory, or a copy if `strides` are given."""
         dtype: torch.dtype = getattr(torch, block.dtype)
         if not block.flat.size:
             x = torch.empty(block.shape, dtype=dtype, device="cpu")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gradient_as_bucket_view: gradients on the CPU lie side by side in memory that all ranks of a host
-map, and are reduced there without a copy. The Reducer lays out the memory; Gradients use it."""
+"""Memory for the option gradient_as_bucket_view.
+
+With this option, CPU gradients lie side by side in memory that all ranks of a host map. They are
+reduced there without a copy. The Reducer allocates the memory, and Gradient objects use it.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,20 @@ from farandole.torch.strides import dtype_of_gradient
 if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
 
-_ALIGNMENT = 64  # bytes: gradients start at cache lines
+_ALIGNMENT = 64  # in bytes, so that each gradient starts at a cache line
 
 
 class BucketView:
     """The memory of one parameter's gradient.
 
-    Its tensor is not a view in torch's sense. A view's version would change with each write to a
-    neighbour, and its pickle would contain the whole bucket.
+    The attribute `tensor` is not a view in torch's sense. A view's version would change with each
+    write to a neighbouring gradient, and the view's pickle would contain the whole bucket.
     """
 
     __slots__ = ("_form", "_over", "pointer", "tensor")
 
     def __init__(self, over: Callable[[], Tensor], like: Tensor) -> None:
-        """`over` makes a uint8 tensor over the memory; `like` is the parameter."""
+        """`over` is a function that wraps the memory in a uint8 tensor. `like` is the parameter."""
         self._over = over
         self._form = like.dtype, like.shape
         self._make()
@@ -42,27 +45,30 @@ class BucketView:
         self.pointer = self.tensor.data_ptr()
 
     def holds(self, grad: Tensor) -> bool:
-        """True if `grad` is this object's tensor and still lies in this memory."""
+        """Returns True if `grad` is this object's tensor and still lies in this memory."""
         return grad is self.tensor and grad.data_ptr() == self.pointer
 
     def fits(self, grad: Tensor) -> bool:
-        """True if a tensor such as `grad` can be stored in this memory."""
+        """Returns True if a tensor such as `grad` can be stored in this memory."""
         same = (grad.dtype, grad.shape) == self._form
         return same and grad.layout is torch.strided and grad.device == self.tensor.device
 
     def ready(self) -> Tensor:
-        """Returns the tensor over this memory; makes a new one if the user has set its .data."""
+        """Returns the tensor that uses this memory.
+
+        If the user has set the tensor's .data, makes a new tensor first.
+        """
         if self.tensor.data_ptr() != self.pointer:
             self._make()
         return self.tensor
 
 
 def lay_out(gradients: Iterable[Gradient]) -> None:
-    """Allocates memory for the gradients of dense, contiguous parameters on the CPU, one block per
-    dtype. Skips parameters whose gradients have a different dtype.
+    """Allocates memory for the gradients of contiguous CPU parameters, one block per dtype.
 
-    Gradients lie in reverse order, the order of a backward pass, so that neighbours are reduced
-    together. Raises LibraryError if memory is short.
+    Skips parameters whose gradients have a different dtype. Gradients lie in reverse order, which
+    is the order of a backward pass, so that neighbours are reduced together. Raises LibraryError if
+    memory is short.
     """
     buckets: defaultdict[torch.dtype, list[Gradient]] = defaultdict(list)
     for gradient in gradients:
@@ -80,7 +86,7 @@ def lay_out(gradients: Iterable[Gradient]) -> None:
 
 
 def _starts(members: list[Gradient]) -> tuple[list[tuple[int, int]], int]:
-    """Returns (start and end of each gradient, end of the block), in bytes."""
+    """Returns the start and end of each gradient, and the end of the block, all in bytes."""
     places, start = [], 0
     for gradient in members:
         size = gradient.parameter.numel() * gradient.parameter.element_size()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prevents torch.compile from tracing into farandole's code. Used by optimizer.py and by the groups
-of torch.distributed."""
+"""Prevents torch.compile from tracing into farandole's code.
+
+Used by optimizer.py and by farandole's process groups for torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ _done = False
 def stay_outside() -> None:
     """Excludes farandole's files from tracing. Functions that these files call are still compiled.
 
-    Tracing would run a step twice, and the first run would reduce gradients. Tracing a group's call
-    would fail. Does nothing until torch optimizers or DDP have imported the compiler.
+    If farandole's code were traced, a step would run twice, and the first run would already reduce
+    gradients. Tracing a process group's call would fail. This function does nothing until torch's
+    optimizers or DDP have imported the compiler.
     """
     global _done
     if _done:

@@ -17,11 +17,13 @@ class Compressor(Protocol):
     """Any object with these two methods; usually a class with static methods."""
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Returns (the tensor to send, a context for decompress()). The sent tensor must have the
-        same shape and dtype on all ranks."""
+        """Returns the tensor to send, and a context for decompress().
+
+        The tensor to send must have the same shape and dtype on all ranks.
+        """
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        """Returns the reduced tensor with the dtype and shape that compress() received."""
+        """Converts a reduced tensor back to the dtype and shape that compress() received."""
 
 
 def _shortens(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -34,7 +36,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Compression:
-    """The compressors of farandole: none sends tensors unchanged; fp16 and bf16 cast to 16 bits."""
+    """farandole's compressors: `none` sends tensors unchanged; fp16 and bf16 cast to 16 bits."""
 
     none = Identity
     fp16 = Cast(torch.float16, _shortens, _cast)

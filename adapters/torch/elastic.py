@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with torch: TorchState, and handlers for the models, optimizers, samplers and
-tensors in it. Used on the training loop's thread."""
+"""Elastic training with torch: TorchState, and handlers for the objects in it.
+
+There are handlers for models, optimizers, samplers and tensors. All are used on the training loop's
+thread.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Opt = TypeVar("Opt", bound=torch.optim.Optimizer, default=Any)
 
 
 class ModelStateHandler(StateHandler[torch.nn.Module]):
-    """Holds a module; saves its parameters and buffers."""
+    """Holds a module, and saves its parameters and buffers."""
 
     def sync(self) -> None:
         """Broadcasts rank 0's parameters and buffers one by one, then saves them; collective."""
@@ -56,7 +59,7 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
         """Broadcasts rank 0's optimizer state, then saves it; collective."""
         reducer = getattr(self.value, "_reducer", None)
         if reducer is not None and not reducer.has_name:
-            reducer.choose_name(0)  # sync() is collective: all ranks name in one order
+            reducer.choose_name(0)  # sync() is collective, so all ranks use the same order
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
@@ -112,18 +115,21 @@ register(
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler[Any]]]]:
-    """The list of (type, handler). For each object, the first type that matches counts."""
+    """Returns the list of (type, handler) pairs. An object gets the first handler that matches."""
     return list(registry)
 
 
 def set_handler_registry(entries: list[tuple[type, type[StateHandler[Any]]]]) -> None:
-    """Replaces the list of (type, handler)."""
+    """Replaces the list of (type, handler) pairs."""
     registry[:] = entries
 
 
 class TorchState(ObjectState, Generic[M, Opt]):
-    """State of an elastic training loop, such as TorchState(model, optimizer, sampler=sampler,
-    epoch=0). Each argument becomes an attribute, as in ObjectState."""
+    """State of an elastic training loop.
+
+    An example is TorchState(model, optimizer, sampler=sampler, epoch=0). Each argument becomes an
+    attribute, as in ObjectState.
+    """
 
     model: M
     optimizer: Opt

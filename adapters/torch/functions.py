@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives all ranks the same state: broadcast_parameters and broadcast_optimizer_state. Any thread
-may call them."""
+"""broadcast_parameters and broadcast_optimizer_state, which give all ranks the same state.
+
+They may be called from any thread.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from farandole.torch.kind import check, check_unused, device_and_stream, in_orde
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
 from farandole.torch.strides import check_apart
 
-Copied = tuple[Tensor, Tensor]  # (a tensor, the same tensor or a contiguous copy)
+Copied = tuple[Tensor, Tensor]  # a tensor, and the same tensor or a contiguous copy
 _STATE = "broadcast_optimizer_state"  # default name of broadcast_optimizer_state's calls
 
 
@@ -34,18 +36,18 @@ def broadcast_parameters(
     name: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Makes tensors equal to those of `root_rank`, in place; collective.
+    """Makes tensors equal to those of `root_rank`, in place. This is a collective.
 
     Tensors may have any dtype and strides, and may require gradients. Values that are None are
     skipped. Calls from several threads need a `name`. An error on one rank is raised on all ranks,
-    before any tensor changes: ValueError if names or roots differ, or if elements of a tensor share
-    memory; TypeError for a value that is not a tensor or cannot be sent.
+    before any tensor changes. It is a ValueError if names or roots differ, or if elements of a
+    tensor share memory, and a TypeError if a value is not a tensor or cannot be sent.
 
-    - params: model.state_dict(), or a list of tensors or of (name, tensor).
+    - params: model.state_dict(), or a list of tensors or of (name, tensor) pairs.
     - root_rank: the sender's rank in the world; it must be in the process set.
     - process_set: the ranks that take part, by default all.
-    - name: prefix of the calls' names; None: one prefix for all such calls.
-    - timeout: seconds until each wait raises StallError; None: no limit.
+    - name: the prefix of the calls' names. If it is None, all such calls use the same prefix.
+    - timeout: seconds until each wait raises StallError. None means no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -70,7 +72,8 @@ def broadcast_parameters(
             check_unused(x, writes=not sends)
             if not sends:
                 check_apart(x)
-            copies[which] = x, in_order(x.detach())  # later another thread may use `x`
+            # Copies now, because another thread may use `x` later.
+            copies[which] = x, in_order(x.detach())
         except (TypeError, ValueError) as reason:
             raise type(reason)(f"params, {which!r}: {reason}") from reason
 
@@ -106,7 +109,10 @@ def _broadcast(
     process_set: ProcessSet,
     timeout: float | None,
 ) -> None:
-    """Broadcasts all tensors together, in place, and waits. Writes to no tensor of the root."""
+    """Broadcasts all tensors together, in place, and waits.
+
+    Does not write to any tensor on the root rank.
+    """
     named = [(f"{what}.{name}", whole) for name, (_, whole) in copies.items()]
     broadcast_all(named, root_rank, process_set, timeout)
     if topology.rank() != root_rank:
@@ -125,19 +131,20 @@ def broadcast_optimizer_state(
     name: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Makes the optimizer's state and options equal to those of `root_rank`; collective.
+    """Makes the optimizer's state and options equal to those of `root_rank`. This is a collective.
 
-    On other ranks, state is replaced or created: only the root needs to load a checkpoint. The call
-    makes no step and changes no gradient. It supports all optimizers of torch.
-    Calls from several threads need a `name`. An error on one rank is raised on all ranks: TypeError
-    for an argument that is not an optimizer, ValueError if the numbers of parameters differ.
+    On other ranks, state is replaced or created, so only the root needs to load a checkpoint. The
+    call does not take a step and does not change any gradient. It supports all torch optimizers.
+    Calls from several threads need a `name`. An error on one rank is raised on all ranks. It is a
+    TypeError if an argument is not an optimizer, and a ValueError if the numbers of parameters
+    differ.
 
-    - optimizer: an optimizer of torch.optim, or one that derives from it.
+    - optimizer: an optimizer of torch.optim, or of a class that derives from one.
     - root_rank: the sender's rank in the world; it must be in the process set.
-    - model: accepted for compatibility with Horovod, and not used.
+    - model: accepted for compatibility with Horovod, and ignored.
     - process_set: the ranks that take part, by default all.
-    - name: prefix of the calls' names; None: one prefix for all such calls.
-    - timeout: seconds until each wait raises StallError; None: no limit.
+    - name: the prefix of the calls' names. If it is None, all such calls use the same prefix.
+    - timeout: seconds until each wait raises StallError. None means no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 
@@ -154,7 +161,7 @@ def broadcast_optimizer_state(
     root = topology.rank() == chosen
     tensors: list[Tensor] = []
     mine: Skeleton | None = skeleton_of(optimizer, tensors) if root else None
-    sent = [(x, in_order(x)) for x in tensors]  # later another thread may use a tensor
+    sent = [(x, in_order(x)) for x in tensors]  # copies now: another thread may use a tensor later
     own = [len(group["params"]) for group in optimizer.param_groups]
     scope = _STATE if name is None else name
 
@@ -163,7 +170,7 @@ def broadcast_optimizer_state(
         skeleton = broadcast_object(mine, chosen, scope, process_set, timeout=timeout)
         counts: Sequence[list[int]]
         counts = allgather_object(own, f"{scope}.counts", process_set, timeout=timeout)
-        if any(count not in (None, skeleton.counts) for count in counts):  # None: it has joined
+        if any(count not in (None, skeleton.counts) for count in counts):  # None if it has joined
             raise ValueError(
                 "optimizers have different parameters: the numbers of parameters in each group are "
                 f"{skeleton.counts} on rank {chosen}; the lists of all ranks, in their order, are "

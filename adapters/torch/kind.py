@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes torch tensors to the core: memory, dtype and device. Importing this module registers
-TorchKind. Any thread may use it."""
+"""Describes torch tensors to the core: memory, dtype and device.
+
+Importing this module registers TorchKind. May be used from any thread.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from farandole.calls.requests import Call, PreparedCall
 from farandole.torch import cuda
 from farandole.torch.strides import check_apart
 
-# Older versions of torch lack uint16, uint32 and uint64; these are then left out.
+# Older versions of torch lack uint16, uint32 and uint64. These dtypes are then left out.
 _CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)
 }
@@ -32,7 +34,7 @@ _NOT_LENT = (0, None)
 # Reports an in-place change to autograd. A backward pass that needs the old values then raises.
 _count_a_change = torch.autograd.graph.increment_version
 # Remedies for tensors that have no memory themselves. Keys are class names, so that the classes
-# need not be imported. Among a tensor's classes, the first one that has a row counts.
+# need not be imported. The first of a tensor's base classes that is in this table counts.
 _INSTEAD = {
     "DTensor": "send this rank's part, x.to_local(), or the whole, x.full_tensor()",
     "MaskedTensor": "send x.get_data() and x.get_mask(), or x.to_tensor(value)",
@@ -47,16 +49,18 @@ class TorchKind(Kind):
     """Dense tensors of every dtype that the core knows. Leaves may require a gradient."""
 
     def matches(self, x: Any) -> bool:
-        """True if `x` is a tensor of torch."""
+        """Returns True if `x` is a torch tensor."""
         return isinstance(x, Tensor)
 
     def describe(self, x: Tensor, in_place: bool = False) -> Buffer:
-        """The memory of `x`, or of a contiguous copy of it. With `in_place`, tells autograd that
-        `x` changes."""
+        """Returns the memory of `x`, or of a contiguous copy of `x`.
+
+        With `in_place`, tells autograd that `x` changes.
+        """
         code, pointer = check(x)  # before any other access to `x`
         owner = x.detach()
         if in_place:
-            with suppress(RuntimeError):  # a tensor of torch.inference_mode()
+            with suppress(RuntimeError):  # tensors made in torch.inference_mode() have no version
                 _count_a_change(x)
         if not x.is_contiguous() or is_lazy(x):
             if in_place:
@@ -70,9 +74,11 @@ class TorchKind(Kind):
     def lent(
         self, x: Tensor, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[int, object]:
-        """The address and storage of `x`, if it has this form and needs no copy; else (0, None).
+        """Returns the address and storage of `x`, if `x` has this form and needs no copy.
 
-        The caller keeps the storage alive, not `x`: the user may set `x.data` meanwhile."""
+        Otherwise, returns (0, None). The caller keeps the storage alive rather than `x`, because
+        the user may set `x.data` meanwhile.
+        """
         try:
             if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
                 return _NOT_LENT
@@ -90,25 +96,32 @@ class TorchKind(Kind):
             return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
-        """A new contiguous tensor with `like`'s dtype and device and, by default, its shape."""
+        """Returns a new contiguous tensor with the dtype and device of `like`.
+
+        By default, the tensor also has the shape of `like`.
+        """
         return torch.empty(
             like.shape if shape is None else shape, dtype=like.dtype, device=like.device
         )
 
     def stream(self, x: Tensor) -> int:
-        """The current CUDA stream of the tensor's device; 0 on the CPU."""
+        """Returns the current CUDA stream of the tensor's device, or 0 on the CPU."""
         return device_and_stream(x.device)[1]
 
     def wrap(self, memory: ResultMemory | CudaArray, like: Tensor) -> Tensor:
-        """A tensor of `like`'s dtype over the memory of a result."""
+        """Wraps a result's memory in a tensor with the dtype of `like`, without copying."""
         if isinstance(memory, CudaArray):
             return cuda.tensor_over(memory, like)
-        flat = np.asarray(memory).reshape(-1)  # bytes: neither library has all dtypes of the other
+        # Converts as bytes, because neither library has all dtypes of the other.
+        flat = np.asarray(memory).reshape(-1)
         return torch.from_numpy(flat.view(np.uint8)).view(like.dtype).view(memory.shape)
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:
-    """(the core's number of a device, -1 for the CPU; the caller's current stream there)."""
+    """Returns the core's number of a device and the caller's current stream on that device.
+
+    The CPU has the number -1 and the stream 0.
+    """
     if device.type == "cpu":
         return -1, 0
     if device.type == "cuda" and torch.version.hip is None:
@@ -123,9 +136,10 @@ def device_and_stream(device: torch.device) -> tuple[int, int]:
 
 
 def check(x: Tensor) -> tuple[int, int]:
-    """(the core's code of the dtype, the address) of a tensor, which need not be contiguous.
+    """Returns the core's code of a tensor's dtype, and the tensor's address.
 
-    Raises TypeError or ValueError for tensors that no call accepts.
+    The tensor need not be contiguous. Raises TypeError or ValueError for tensors that no call
+    accepts.
     """
     code = _CODES.get(x.dtype)
     if code is None or x.layout is not torch.strided or x.is_meta or x.is_nested:
@@ -136,8 +150,9 @@ def check(x: Tensor) -> tuple[int, int]:
 
 
 def check_no_tangent(x: Tensor) -> None:
-    """Raises TypeError for a dual tensor of forward-mode AD, whose tangent a call would drop."""
-    if x.layout is not torch.strided or forward_ad._current_level < 0:  # sparse: never duals
+    """Raises TypeError for a dual tensor of forward-mode AD. A call would drop its tangent."""
+    # Sparse tensors are never dual tensors.
+    if x.layout is not torch.strided or forward_ad._current_level < 0:
         return
     if forward_ad.unpack_dual(x).tangent is not None:
         raise TypeError(
@@ -149,9 +164,9 @@ def check_no_tangent(x: Tensor) -> None:
 
 
 def is_lazy(x: Tensor) -> bool:
-    """True if `x` is conjugated or negated lazily, so that its memory holds different values.
+    """Returns True if `x` is conjugated or negated lazily, so that its memory holds other values.
 
-    resolve_conj().resolve_neg() computes the values; contiguous() may not.
+    resolve_conj().resolve_neg() computes the values. contiguous() might not.
     """
     return x.is_neg() or (x.dtype in _COMPLEX and x.is_conj())
 
@@ -168,8 +183,11 @@ def in_order(x: Tensor) -> Tensor:
 
 
 def check_unused(x: Tensor, writes: bool = False) -> None:
-    """Raises ValueError if an unfinished earlier call writes to the elements of `x` or, with
-    `writes`, reads them. Call this before you copy `x`. Does not check GPU memory."""
+    """Raises ValueError if an unfinished earlier call writes to the elements of `x`.
+
+    With `writes`, also raises ValueError if such a call reads them. Call this before you copy `x`.
+    Does not check GPU memory.
+    """
     if x.layout is torch.sparse_coo:
         check_unused(x._indices(), writes)
         check_unused(x._values(), writes)
@@ -181,10 +199,10 @@ def check_unused(x: Tensor, writes: bool = False) -> None:
 
 @torch.no_grad()
 def store(result: Tensor, x: Tensor) -> None:
-    """Copies a call's result to `x`; in inference mode, if `x` was made in that mode.
+    """Copies a call's result to `x`, in inference mode if `x` was made in that mode.
 
     Raises ValueError if a call that was started meanwhile uses the elements of `x`. The other ranks
-    have their results by then, so this error ends this rank's part in the job.
+    already have their results then, so this error ends this rank's part in the job.
     """
     try:
         check_unused(x, writes=True)
@@ -196,14 +214,15 @@ def store(result: Tensor, x: Tensor) -> None:
 
 
 def address_of(x: Tensor) -> int:
-    """The address of a dense tensor's first element; EMPTY for a tensor without elements.
+    """Returns the address of a dense tensor's first element, or EMPTY if there are no elements.
 
-    Raises TypeError for tensors that have no memory themselves (DTensor and other wrappers, tensors
-    of torch.func), and ValueError if the storage was freed or is smaller than the tensor.
+    Raises TypeError for tensors that have no memory themselves: DTensor and other wrappers, and
+    tensors of torch.func's transforms. Raises ValueError if the storage was freed or is smaller
+    than the tensor.
     """
     type_ = type(x)
     sees_all = type_.__torch_dispatch__ is not Tensor.__torch_dispatch__  # true for all wrappers
-    if sees_all and _instead_of(type_):  # data_ptr() of some of them gives a warning
+    if sees_all and _instead_of(type_):  # for some of these classes, data_ptr() gives a warning
         raise TypeError(_without_memory(type_))
     try:
         pointer, held = x.data_ptr(), x.untyped_storage().nbytes()
@@ -227,9 +246,10 @@ def address_of(x: Tensor) -> int:
 
 
 def check_parameter(x: Tensor, name: str) -> None:
-    """Raises TypeError, with the name, for a parameter that is sparse, or whose class has no memory
-    itself: its gradients would have the same class. Allows a freed storage, because parameters are
-    not sent.
+    """Raises TypeError, with the name, for a parameter whose gradients could not be reduced.
+
+    The parameter must not be sparse. Its class must have memory itself, because the gradients will
+    have the same class. A freed storage is allowed, because parameters are not sent.
     """
     if x.layout is not torch.strided:
         raise TypeError(
@@ -294,18 +314,18 @@ register(_kind)
 
 
 def describe(x: Tensor, in_place: bool = False) -> Buffer:
-    """The memory of a tensor, or of a contiguous copy of it. Raises the errors of Kind.describe."""
+    """Returns the memory of a tensor, or of a contiguous copy. Raises Kind.describe()'s errors."""
     return _kind.describe(x, in_place)
 
 
 def prepare(call: Call, x: Tensor, in_place: bool) -> PreparedCall:
-    """Prepares a call on tensors such as `x`. Raises the errors of Kind.describe."""
+    """Prepares a call on tensors such as `x`. Raises Kind.describe()'s errors."""
     buffer = describe(x, in_place)
     current = partial(cuda.current_stream, buffer.device) if buffer.device >= 0 else None
     return PreparedCall(call, buffer, current=current)
 
 
 def receive(handle: int, x: Tensor) -> Tensor:
-    """The result of a finished handle, in the core's memory, as a tensor such as its input `x`."""
+    """Returns a finished call's result as a tensor like the input `x`, in the core's memory."""
     buffer = describe(x)
     return _kind.wrap(take(handle, buffer, buffer.stream)[0], x)

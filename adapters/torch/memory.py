@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole.torch.empty(): tensors in memory that all ranks of a host map. Collectives use them
-without a copy."""
+"""farandole.torch.empty() creates tensors in memory that all ranks of a host map.
+
+Collectives use such tensors without copying them.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,16 @@ from farandole.arrays import arena
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """An uninitialised tensor on the CPU, in memory that the other ranks of this host map.
+    """Returns an uninitialised CPU tensor in memory that the other ranks of this host map.
 
-    - size: integers, or one sequence of integers.
-    - dtype: any dtype of torch; default: torch.get_default_dtype().
+    - size: the shape, either as separate integers or as one sequence of integers.
+    - dtype: any torch dtype. The default is torch.get_default_dtype().
 
-    Not collective: each rank may call this as often as it likes. It allocates whole pages, so
-    prefer few large tensors. The tensor and its views behave like any other tensor; clones, deep
-    copies and pickles are ordinary tensors. A forked child sees the parent's values until the child
-    writes; the parent never sees the child's writes. Raises LibraryError if memory is short.
+    This is not a collective: each rank may call it as often as it likes. It allocates whole pages,
+    so prefer a few large tensors. The tensor and its views behave like any other tensor. Clones,
+    deep copies and pickles are ordinary tensors. A forked child sees the parent's values until the
+    child writes to the tensor. The parent never sees the child's writes. Raises LibraryError if
+    memory is short.
 
     Examples:
         >>> hvd.allreduce_(hvd.empty(2, 3).fill_(1.0)).sum()

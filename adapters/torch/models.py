@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes the model of a DistributedOptimizer, so that ranks can compare models: fingerprints of
-parameters, and the numbers in the groups' settings and in the optimizer's state."""
+"""Describes the model of a DistributedOptimizer, so that ranks can compare their models.
+
+The description has fingerprints of the parameters, and the numbers in the groups' settings and in
+the optimizer's state.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ REMEDIES = Remedies(
     "load the same checkpoint on all ranks, or call broadcast_optimizer_state(optimizer, "
     "root_rank=0)",
 )
-# Settings that change how a step is computed, but not its result. torch may choose them by device.
+# Settings that change how a step is computed, but not the step's result. torch may choose different
+# values on different devices.
 _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
@@ -55,21 +59,23 @@ def comparison(
     process_set: ProcessSet,
     interval: VerifyPolicy,
 ) -> Callable[[], None]:
-    """Returns a function that compares the ranks' models; call it before each step. Refers to
-    `optimizer` weakly."""
+    """Returns a function that compares the ranks' models. Call that function before each step.
+
+    The function holds a weak reference to `optimizer`.
+    """
     whose = ref(optimizer)
 
     def describe() -> ModelSummary:
         own = whose()
-        assert own is not None  # it is stepping
+        assert own is not None  # the optimizer calls this from step()
         model = model_of(named(own), own)
-        return model._replace(state={})  # leaves out state, which depends on this rank's gradients
+        return model._replace(state={})  # the state depends on this rank's gradients
 
     return StandaloneModelCheck("model", describe, process_set, interval, REMEDIES).before_step
 
 
 def _state(held: Any) -> str:
-    """Names and numbers of an optimizer's state for one parameter, such as "exp_avg, step 3.0"."""
+    """Returns the names and numbers in one parameter's state, such as "exp_avg, step 3.0"."""
     if not isinstance(held, Mapping):
         return ""
     found = {
@@ -81,7 +87,10 @@ def _state(held: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A number, or a tuple of numbers, as text; "" for other values: these may differ by rank."""
+    """Returns a number or a tuple of numbers as text.
+
+    Returns "" for other values, because they may differ between ranks.
+    """
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, (tuple, list)):
@@ -93,21 +102,21 @@ def _text(value: Any) -> str:
 
 
 def fingerprint_of_tensor(x: Tensor) -> str:
-    """A fingerprint of dtype, shape and elements; "" if the elements cannot be read.
+    """Returns a fingerprint of dtype, shape and elements, or "" if the elements cannot be read.
 
-    Copies a tensor that is on a GPU, and for that waits for the stream.
+    If the tensor is on a GPU, waits for the stream and copies the tensor to the CPU.
     """
     try:
         if x.is_meta or x.is_nested:
             return ""
         kind = f"{x.dtype}{tuple(x.shape)}"
         return " ".join([kind, *map(_of_memory, _parts(x.detach()))])
-    except (RuntimeError, TypeError, ValueError):  # freed by FSDP, a wrapper, or of a lazy module
+    except (RuntimeError, TypeError, ValueError):  # freed by FSDP, a wrapper, or uninitialised
         return ""
 
 
 def _parts(x: Tensor) -> list[Tensor]:
-    """Dense tensors that hold the elements of `x`. Raises TypeError for an unknown layout."""
+    """Returns dense tensors that hold the elements of `x`. Raises TypeError for other layouts."""
     if x.layout is torch.strided:
         return [x]
     if x.layout is torch.sparse_coo:

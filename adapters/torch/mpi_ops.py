@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All collectives on torch tensors, with Horovod's signatures: this adapter's differentiable ones
-where they exist, else those of farandole. Any thread may call them."""
+"""All collectives on torch tensors, with Horovod's signatures.
+
+If this adapter has a differentiable version of a collective, that version is exported, otherwise
+farandole's own. All of them may be called from any thread.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from farandole.calls.handles import Handle
 from farandole.errors import FarandoleError as HorovodInternalError
 from farandole.ops import barrier
 from farandole.shared import *  # noqa: F403
-from farandole.shared import __all__ as __all__  # for mypy, as the list below is for others
+from farandole.shared import __all__ as __all__  # mypy reads this list, Python the one below
 from farandole.torch import kind as _kind  # noqa: F401 (registers torch tensors)
 from farandole.torch.collectives.exchange import (
     allgather,
@@ -48,8 +51,9 @@ T = TypeVar("T")
 
 
 def poll(handle: Handle[Any]) -> bool:
-    """True if an asynchronous call is done. Does not wait. Raises ValueError if `handle` is not a
-    handle.
+    """Returns True if an asynchronous call is done. Does not wait.
+
+    Raises ValueError if `handle` is not a handle.
 
     Examples:
         >>> handle = hvd.allreduce_async(torch.ones(2))
@@ -62,10 +66,10 @@ def poll(handle: Handle[Any]) -> bool:
 
 
 def synchronize(handle: Handle[T]) -> T:
-    """Blocks until an asynchronous call is done; returns its result, or raises its error.
+    """Blocks until an asynchronous call is done, then returns its result or raises its error.
 
-    You may wait for a handle again, and get the same result. Raises ValueError if `handle` is not a
-    handle.
+    You may wait for the same handle again, and you get the same result. Raises ValueError if
+    `handle` is not a handle.
 
     Examples:
         >>> hvd.synchronize(hvd.allreduce_async(torch.ones(2), op=hvd.Sum))

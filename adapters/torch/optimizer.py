@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer: a torch optimizer whose step() uses the gradients of all ranks. One thread
-at a time may step it."""
+"""DistributedOptimizer, a torch optimizer whose step() uses the gradients of all ranks.
+
+Only one thread at a time may call step().
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ from farandole.torch.kind import check_parameter
 from farandole.torch.models import comparison
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
-_classes: dict[tuple[type, type], type] = {}  # (user's class, kind) -> the subclass of both
+_classes: dict[tuple[type, type], type] = {}  # from (user's class, kind) to the subclass of both
 
 
 def DistributedOptimizer(
@@ -59,52 +61,55 @@ def DistributedOptimizer(
 ) -> Wrapped:
     """Makes `optimizer` reduce its gradients over the ranks, and returns the same object.
 
-    Replaces the optimizer's class by one that derives from ReducingOptimizer and from the old
-    class. For type checkers, `assert isinstance(optimizer, ReducingOptimizer)`. State, parameter
-    groups, schedulers and state_dict are kept. Every rank must call this after init(). Wrap several
-    optimizers in the same order on every rank.
+    Replaces the optimizer's class by a class that derives from ReducingOptimizer and from the old
+    class. For type checkers, add `assert isinstance(optimizer, ReducingOptimizer)`. State,
+    parameter groups, schedulers and state_dict are kept. Every rank must call this after init(). If
+    there are several optimizers, wrap them in the same order on every rank.
 
     - optimizer: an optimizer of torch.optim other than LBFGS, or of a class that derives from one.
-    - named_parameters: names for error texts; default: the numbers of group and parameter.
+    - named_parameters: the parameters' names, for error texts. By default, a name consists of the
+      numbers of group and parameter.
     - compression: the form in which gradients are sent: Compression.none, fp16 or bf16, or your own
       class with compress and decompress.
-    - backward_passes_per_step: number of backward passes per reduction; passes in no_sync() do not
-      count. The last pass reduces; the others only accumulate.
+    - backward_passes_per_step: number of backward passes per reduction. Passes in no_sync() do not
+      count. The last pass reduces the gradients, and the other passes only accumulate them.
     - op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps on
       its own gradients, and step() combines the ranks' steps.
     - gradient_predivide_factor: a factor f divides gradients by f before the sum, and by size / f
-      after it. Average only.
-    - groups, num_groups: accepted and checked for compatibility with Horovod. They change nothing:
-      farandole fuses the gradients that are ready.
+      after the sum. Works with Average only.
+    - groups, num_groups: accepted and checked for compatibility with Horovod. They have no effect,
+      because farandole fuses the gradients that are ready.
     - sparse_as_dense: True sends sparse gradients as dense ones. False gathers their elements,
       uncompressed, and works with Average and Sum only.
     - gradient_as_bucket_view: True keeps CPU gradients in memory that all ranks of a host map, and
-      reduces them there without a copy. A `.grad` that torch allocates elsewhere (zero_grad() makes
-      it do so by setting None) is copied there first. If you keep a tensor from `.grad`, clone it:
-      the next step changes it. No effect on a GPU. Does not work with Adasum.
-    - verify_every: number of steps between two comparisons of the ranks' models; the first
+      reduces them there without a copy. If torch allocates a `.grad` elsewhere, as after
+      zero_grad() has set it to None, farandole first copies it there. If you keep a tensor from
+      `.grad`, clone it, because the next step changes it. Has no effect on a GPU. Does not work
+      with Adasum.
+    - verify_every: number of steps between two comparisons of the ranks' models. The first
       comparison is at the first step. Ranks compare parameters, the numbers in `param_groups`, and
-      names and numbers of the state (such as step counts), in the first backward pass that reduces.
-      With Adasum, step() compares. 0: never. Default: FARANDOLE_VERIFY_EVERY, 1,000.
+      names and numbers in the state (such as step counts), in the first backward pass that reduces.
+      With Adasum, step() compares. 0 means never. The default is FARANDOLE_VERIFY_EVERY (1,000).
     - verify: 'warn' warns once if ranks differ; 'raise' raises MismatchError on all ranks.
     - process_set: the ranks that reduce. On other ranks the optimizer stays local.
 
     When backward() returns, each `.grad` is reduced. It is a plain tensor, which you may clip, log
     or change. After backward(create_graph=True), its derivatives are those of this rank. A gradient
-    that is missing on some ranks counts as the identity there: zeros, for a sum or average. A
-    gradient that is missing on all ranks stays None. Each backward() outside of no_sync() is
-    collective; a rank that skips one must call synchronize() instead. step() reduces the gradients
-    that no pass has reduced: those of no_sync(), or those that you wrote yourself. farandole sends
-    everything that `.grad` holds, so reset gradients after each step, unless op is Average.
+    that is missing on some ranks counts there as the identity, which is zeros for a sum or average.
+    A gradient that is missing on all ranks stays None. Each backward() outside of no_sync() is a
+    collective. A rank that skips one must call synchronize() instead. step() reduces the gradients
+    that no pass has reduced: those of no_sync(), and those that you have written yourself.
+    farandole sends everything that `.grad` holds, so reset gradients after each step unless op is
+    Average.
 
-    Parameters that you add to `param_groups` later, by add_param_group() or by hand, are reduced,
-    too. Parameters that you remove are not reduced from the next step() on. A parameter belongs to
-    one optimizer: if a newer optimizer also has it, step() of the older one raises RuntimeError. A
-    copied or unpickled optimizer does not reduce: its step() raises RuntimeError until you make it
-    a DistributedOptimizer.
+    If you add parameters to `param_groups` later, by add_param_group() or by hand, farandole
+    reduces their gradients as well. If you remove parameters, their gradients are not reduced from
+    the next step() on. A parameter belongs to one optimizer. If a newer optimizer has the same
+    parameter, the older optimizer's step() raises RuntimeError. A copied or unpickled optimizer
+    does not reduce. Its step() raises RuntimeError until you make it a DistributedOptimizer.
 
-    Raises ValueError for a wrong argument, or if farandole is not initialised; TypeError for an
-    argument of a wrong type.
+    Raises ValueError if an argument is wrong or farandole is not initialised, and TypeError if an
+    argument has the wrong type.
 
     Examples:
         >>> model = torch.nn.Linear(3, 2)
@@ -209,7 +214,7 @@ class _KindFirst(type):
 
 
 def _class_of(own: type, kind: type) -> type:
-    """Returns the class that derives from `own` and `kind`; there is one for each such pair."""
+    """Returns the class that derives from `own` and `kind`. Each such pair has one class."""
     bases = own, kind
     if bases not in _classes:
         meta = type("_KindFirst", (_KindFirst, type(own)), {})
@@ -224,22 +229,22 @@ def _own(optimizer: torch.optim.Optimizer) -> type:
     return kind.__bases__[0] if kind in _classes.values() else kind
 
 
-# Attributes of a step() that a scheduler has wrapped; the second one before torch 2.3.
+# A step() that a scheduler has wrapped has one of these attributes, the second before torch 2.3.
 _SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
     """Class of the optimizers that DistributedOptimizer() returns. Has no public constructor."""
 
-    _reducer: Reducer | None  # None: there is no other rank
-    _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
+    _reducer: Reducer | None  # None with Adasum, or if no other rank takes part
+    _inner_step: Callable[..., Any] | None  # set if the user has replaced the object's step()
     _process_set: ProcessSet
     _passes: int
-    _followed: list[Tensor]  # the parameters in the groups at the last look
-    _in_closure: bool  # the user's closure runs, or has failed
+    _followed: list[Tensor]  # the parameters in the groups when _follow() last looked
+    _in_closure: bool  # True if the user's closure is running or has failed
 
     def _reduces(self) -> bool:
-        """True if copies must refuse to step, because they would train on one rank's gradients."""
+        """Returns True if copies must refuse to step, so as not to train on one rank alone."""
         return self._reducer is not None
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
@@ -271,15 +276,19 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._step_count += 1  # type: ignore[attr-defined]
         return result
 
-    # Tells torch and its schedulers not to wrap this step(): they have wrapped the inner one.
+    # Tells torch and its schedulers not to wrap this step(), because they have wrapped the inner
+    # step() already.
     step.hooked = True  # type: ignore[attr-defined]
     for _mark in _SCHEDULERS_MARKS:
         setattr(step, _mark, True)
     del _mark
 
     def _step_alone(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes the optimizer's own step. An exception in that step ends this rank's part in the
-        job, because parameters may have changed in part."""
+        """Takes the optimizer's own step.
+
+        An exception in that step ends this rank's part in the job, because some parameters may have
+        changed.
+        """
         try:
             return (self._inner_step or super().step)(*args, **kwargs)
         except BaseException as reason:
@@ -288,10 +297,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
             raise
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Calls `closure`, then reduces the gradients that passes in it have only accumulated."""
+        """Returns a function that calls `closure`, then reduces the gradients not yet reduced."""
 
         def call() -> Any:
-            self._in_closure = True  # an exception in the user's code does not end this rank's part
+            self._in_closure = True  # an exception in the user's code must not end this rank's part
             loss = closure()
             self._in_closure = False
             if self._reducer is not None:
@@ -303,23 +312,26 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Reduces the gradients of all parameters, unless the last pass has reduced them.
 
-        Collective. Call this instead of a backward pass that this rank leaves out, or on all ranks
-        after passes that only accumulate.
+        This is a collective. Call it in place of a backward pass that this rank skips, or on all
+        ranks after passes that only accumulate.
         """
         if self._reducer is not None:
             self._reducer.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which step() reduces nothing. Horovod needs it after synchronize(); with
-        farandole, step() then reduces nothing anyway."""
+        """A context in which step() does not reduce.
+
+        Horovod needs this context after synchronize(). With farandole, step() does not reduce after
+        synchronize() anyway.
+        """
         if self._reducer is not None and not self._reducer.round.open:
             self._reducer.accumulation.complete = True
         yield
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which backward passes only accumulate; a later pass, or step(), reduces."""
+        """A context in which backward passes only accumulate. A later pass or step() reduces."""
         if self._reducer is None:
             yield
             return
@@ -331,8 +343,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
             passes.holding = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Resets the gradients, as torch's method does. If a reduction is under way, raises
-        FarandoleError and ends this rank's part in the job."""
+        """Resets the gradients, as torch's method does.
+
+        If a reduction is under way, raises FarandoleError and ends this rank's part in the job.
+        """
         if self._reducer is not None:
             self._reducer.reset()
         self._follow()
@@ -340,23 +354,23 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Number of backward passes per reduction, without those in no_sync()."""
+        """Number of backward passes per reduction, not counting passes in no_sync()."""
         return self._passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes backward_passes_per_step. Raises ValueError below 1."""
+        """Changes backward_passes_per_step. Raises ValueError if `passes` is less than 1."""
         check(backward_passes_per_step=passes)
         self._passes = passes
         if self._reducer is not None:
             self._reducer.accumulation.wanted = passes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, as torch's method does. Its gradients are reduced, too."""
+        """Adds a group, as torch's method does. The group's gradients will be reduced as well."""
         super().add_param_group(param_group)
         self._follow()
 
     def _follow(self) -> None:
-        """Starts to reduce parameters that were added to the groups since the last call."""
+        """Starts to reduce the gradients of parameters that were added since the last call."""
         reducer, lists = self._reducer, [group["params"] for group in self.param_groups]
         same = sum(map(len, lists)) == len(self._followed)
         if same and all(map(is_, chain(*lists), self._followed)):
@@ -385,22 +399,27 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return f"farandole.DistributedOptimizer: {super().__repr__()}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles get the original class, or _Copy; they do not reduce."""
+        """Gives copies and pickles the original class, or _Copy. They do not reduce."""
         return _blank, (_own(self), self._reduces()), self.__getstate__()
 
 
-# Optimizers that combine the ranks' steps instead of gradients, by op. farandole.extras.adasum adds
-# its class.
+# Classes of optimizers that combine the ranks' steps instead of gradients, by op.
+# farandole.extras.adasum adds its class.
 combining: dict[ReduceOp, type[ReducingOptimizer]] = {}
 
 
 class _Copy(torch.optim.Optimizer):
-    """The class of copies of a DistributedOptimizer. In a job of several ranks, a copy refuses to
-    step, because it would train on this rank's gradients alone."""
+    """The class of copies of a DistributedOptimizer.
+
+    In a job of several ranks, a copy refuses to step, because it would train on this rank's
+    gradients alone.
+    """
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises RuntimeError in a job of several ranks. In a job of one rank, changes to the
-        original class and steps."""
+        """Raises RuntimeError in a job of several ranks.
+
+        In a job of one rank, changes this object back to the original class and steps.
+        """
         if is_initialized() and size() > 1:
             raise RuntimeError(
                 f"this {type(self).__name__} is a copied or unpickled DistributedOptimizer and "

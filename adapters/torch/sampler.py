@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ElasticSampler: divides the rest of an epoch among the ranks that the job has now."""
+"""ElasticSampler divides the rest of an epoch among the ranks that the job has now."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from farandole import topology
 
 
 class ElasticSampler(Sampler[int]):
-    """Gives each rank its part of the indices that record_batch has not counted yet.
+    """Gives each rank its part of the indices that record_batch() has not counted yet.
 
-    As with Horovod, all ranks get equally many: if the indices do not divide evenly, up to size - 1
-    indices occur twice at the end of an epoch. With `even=False` each index occurs once, and the
-    first ranks may get one more. A rank without a batch calls hvd.join() while the others train.
+    As with Horovod, all ranks get the same number of indices. If the indices do not divide evenly,
+    up to size - 1 indices occur twice at the end of an epoch. With `even=False`, each index occurs
+    once, and the first ranks may get one index more than the rest. A rank that has no batch left
+    calls hvd.join() while the other ranks train.
 
     Examples:
         >>> sampler = ElasticSampler(range(5), shuffle=False, even=False)
@@ -32,17 +33,17 @@ class ElasticSampler(Sampler[int]):
     def __init__(
         self, dataset: Sized, shuffle: bool = True, seed: int = 0, *, even: bool = True
     ) -> None:
-        """`shuffle`: True for a random order, which depends only on the epoch and `seed`."""
+        """If `shuffle` is True, the order is random. It depends only on the epoch and on `seed`."""
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
         self.even = even
         self.epoch = 0
-        self.processed_num = 0  # samples of this epoch, of all ranks together
+        self.processed_num = 0  # number of samples of this epoch, over all ranks
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts an epoch; none of its samples is processed yet."""
+        """Starts an epoch. None of its samples is processed yet."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -59,7 +60,7 @@ class ElasticSampler(Sampler[int]):
         self.remaining_indices = left
         self._counted_before = self.processed_num
         self._recorded = self._longest_batch = 0  # samples on this rank, since reset()
-        # Padded with the epoch's first indices, as torch's DistributedSampler does.
+        # Pads with the epoch's first indices, as torch's DistributedSampler does.
         missing = -len(left) % self.num_replicas if self.even else 0
         padded = left + [indices[i % len(indices)] for i in range(missing)]
         self.total_size = len(padded)
@@ -67,12 +68,14 @@ class ElasticSampler(Sampler[int]):
         self.num_samples = len(self._own)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Counts a batch of `batch_size` samples on every rank. `batch_idx` is accepted for
-        compatibility with Horovod and not used."""
+        """Counts a batch of `batch_size` samples on every rank.
+
+        `batch_idx` is accepted for compatibility with Horovod, and ignored.
+        """
         self._longest_batch = max(self._longest_batch, batch_size)
         self._recorded += batch_size
         ended = self._recorded >= len(self._own) and not self.even
-        # This rank's last batch may be shorter than that of a rank that has one sample more.
+        # A rank that has one sample more than this rank may have a longer last batch.
         longest = self._recorded - batch_size + self._longest_batch if ended else self._recorded
         counted = longest * self.num_replicas
         self.processed_num = self._counted_before + (
@@ -80,11 +83,11 @@ class ElasticSampler(Sampler[int]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch and the number of samples processed in it."""
+        """Returns the epoch, and the number of samples that were processed in it."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a state_dict()."""
+        """Continues at the epoch and sample that state_dict() has returned."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits an optimizer's state into tensors and a picklable skeleton, for broadcast_optimizer_state,
-and builds it again on other ranks."""
+"""Splits an optimizer's state into tensors and a picklable skeleton, and rebuilds it elsewhere.
+
+broadcast_optimizer_state() uses this to send the state to other ranks.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +24,38 @@ from farandole.torch.kind import check, check_unused
 class TensorRef:
     """Stands for a tensor in a skeleton."""
 
-    number: int  # in the list of tensors
+    number: int  # the tensor's index in the list of tensors
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The form of a tensor; another rank needs it to allocate that tensor."""
+    """The form of a tensor. Other ranks need it to allocate the tensor."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
-    on_cpu: bool  # False: on the parameter's device
+    on_cpu: bool  # False if the tensor is on the parameter's device
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """State and options of an optimizer, with references in place of tensors. Parameters are
-    numbered in the order of all groups."""
+    """State and options of an optimizer, with references in place of tensors.
 
-    counts: list[int]  # parameters in each group
+    Parameters are numbered through all groups.
+    """
+
+    counts: list[int]  # number of parameters in each group
     options: list[dict[str, Any]]  # each group's options, without "params"
-    state: list[tuple[Any, Any]]  # (parameter's number, value), or ((key,), value) of other state
+    # Pairs of (parameter's number, value), and of ((key,), value) for state of no parameter.
+    state: list[tuple[Any, Any]]
     shapes: list[Shape]
-    owners: list[int]  # number of each tensor's parameter; 0 if the tensor belongs to none
+    owners: list[int]  # number of each tensor's parameter, or 0 if the tensor belongs to none
 
 
 def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skeleton:
     """Returns the optimizer's skeleton. Appends each of the optimizer's tensors to `tensors` once.
 
-    Raises TypeError or ValueError, with the entry's name, for a tensor that cannot be sent.
+    If a tensor cannot be sent, raises TypeError or ValueError with the name of the tensor's entry.
     """
     numbers = {id(p): i for i, p in enumerate(_parameters(optimizer))}
     refs: dict[int, TensorRef] = {}
@@ -83,7 +88,7 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
 
 
 def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Returns uninitialised tensors, one for each reference of the skeleton."""
+    """Returns uninitialised tensors, one for each tensor that the skeleton refers to."""
     parameters = _parameters(optimizer)
 
     def make(shape: Shape, owner: Tensor) -> Tensor:
@@ -96,7 +101,7 @@ def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> li
 
 
 def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Replaces the optimizer's state and options, but keeps the dicts of the groups themselves."""
+    """Replaces the optimizer's state and options. Keeps the dict objects of the groups."""
 
     def fill(value: Any) -> Any:
         return map_nested(value, TensorRef, lambda ref: tensors[ref.number])
@@ -113,8 +118,10 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:
-    """Gives each state tensor of its parameter's shape the strides that torch's optimizers use. A
-    loaded tensor may have other strides."""
+    """Gives state tensors the strides that torch's optimizers use.
+
+    A loaded tensor may have other strides. Changes only tensors that have their parameter's shape.
+    """
 
     def laid_out(x: Tensor, parameter: Tensor) -> Tensor:
         alike = x.layout is torch.strided and x.shape == parameter.shape
@@ -126,7 +133,7 @@ def lay_out(optimizer: torch.optim.Optimizer) -> None:
 
 
 def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Returns `value` with `change` applied to each `kind` in its dicts, lists and tuples."""
+    """Applies `change` to each object of class `kind` in nested dicts, lists and tuples."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
@@ -142,8 +149,7 @@ def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def _check(where: str, value: Any) -> None:
-    """Raises an error, with the entry's path, for the first tensor in `value` that can't be
-    sent."""
+    """Raises an error with the entry's path if `value` contains a tensor that cannot be sent."""
     if isinstance(value, dict):
         for key, member in value.items():
             _check(f"{where}, {key!r}", member)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's rules for gradients and optimizer state: strides (fused kernels rely on them), dtypes,
-and which tensors may be written. No other module knows these rules."""
+"""torch's rules for gradients and optimizer state.
+
+They concern strides, on which fused kernels rely, dtypes, and which tensors may be written. No
+other module knows these rules.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from farandole.errors import PeerError
 
 
 def of_state(parameter: Tensor) -> tuple[int, ...]:
-    """The strides of zeros_like(parameter); torch's optimizers give them to their state."""
+    """Returns the strides of zeros_like(parameter), which torch's optimizers give their state."""
     if _is_dense(parameter):
         return parameter.stride()
     form = torch.empty_strided(parameter.shape, parameter.stride(), device="meta")
@@ -21,20 +24,26 @@ def of_state(parameter: Tensor) -> tuple[int, ...]:
 
 
 def of_gradient(parameter: Tensor) -> tuple[int, ...]:
-    """The strides that autograd gives a gradient: those of the parameter, or contiguous ones if the
-    parameter has gaps or elements that share memory."""
+    """Returns the strides that autograd gives to a gradient.
+
+    They are the parameter's strides, or contiguous strides if the parameter has gaps or elements
+    that share memory.
+    """
     if _is_dense(parameter):
         return parameter.stride()
     return torch.empty(parameter.shape, device="meta").stride()
 
 
 def dtype_of_gradient(parameter: Tensor) -> torch.dtype | None:
-    """The dtype of the gradient; None if the user allows any (from torch 2.10 on)."""
+    """Returns the dtype of the gradient, or None if the user allows any dtype (torch >= 2.10)."""
     return getattr(parameter, "grad_dtype", parameter.dtype)
 
 
 def like_gradient(parameter: Tensor) -> Tensor:
-    """A tensor of the gradient's shape, dtype and device. All its elements share one address."""
+    """Returns a tensor with the gradient's shape, dtype and device.
+
+    All elements of the tensor have the same address.
+    """
     dtype = dtype_of_gradient(parameter) or parameter.dtype
     return torch.empty((), dtype=dtype, device=parameter.device).expand(parameter.shape)
 
@@ -47,7 +56,7 @@ def laid_out(x: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def check_apart(x: Tensor) -> None:
-    """Raises ValueError if elements of `x` share memory: results cannot be written there."""
+    """Raises ValueError if elements of `x` share memory, because no result can be written there."""
     if overlaps(x):
         raise ValueError(
             f"elements of a tensor of shape {tuple(x.shape)} with strides {x.stride()} share "
@@ -57,10 +66,10 @@ def check_apart(x: Tensor) -> None:
 
 
 def overlaps(x: Tensor) -> bool:
-    """True if elements of `x` share memory."""
+    """Returns True if elements of `x` share memory."""
     if x.is_contiguous():
         return False
-    steps, end = _steps(x), 0  # end: the largest offset that smaller strides reach
+    steps, end = _steps(x), 0  # `end` is the largest offset that smaller strides reach
     for step, n in steps:
         if step <= end:
             break
@@ -85,15 +94,15 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def _steps(x: Tensor) -> list[tuple[int, int]]:
-    """(stride, size) of each dimension longer than 1, by stride."""
+    """Returns stride and size of each dimension that is longer than 1, sorted by stride."""
     return sorted((step, n) for step, n in zip(x.stride(), x.shape, strict=True) if n != 1)
 
 
 def sparse_sum(indices: Tensor, values: Tensor, shape: torch.Size, name: str | None) -> Tensor:
     """Returns the coalesced sum of the gathered elements of the tensor `name`.
 
-    Raises PeerError for an index outside of `shape`. Indices may be damaged in transit, and torch
-    would write to whatever address such an index gives.
+    Raises PeerError if an index is outside of `shape`. An index may have been damaged in transit,
+    and torch would write to whatever address the index gives.
     """
     try:
         made = torch.sparse_coo_tensor(

@@ -14,7 +14,8 @@ from farandole.members import ProcessSet, set_id
 from farandole.ops import Average, Sum
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-# (gradients of the results, name of the collective that reduces them) -> gradients of the inputs.
+# Maps the gradients of the results to the gradients of the inputs. The second argument is the name
+# of the collective that reduces the gradients.
 Gradient = Callable[[Sequence[Tensor], str], Sequence[Tensor]]
 
 _NAMES = 1024  # names that the backward collectives of unnamed calls use in rotation
@@ -29,9 +30,9 @@ def differentiable(
     gradient: Gradient,
     op: int = Sum,
 ) -> list[Tensor]:
-    """Calls `run(tensors)`; `gradient` is its backward pass.
+    """Returns the results of `run(tensors)`, with `gradient` as their backward pass.
 
-    Second derivatives work if `gradient` is differentiable itself. The backward pass raises
+    Second derivatives work if `gradient` is itself differentiable. The backward pass raises
     NotImplementedError unless `op`, the call's reduction, is Average or Sum.
     """
 
@@ -41,7 +42,8 @@ def differentiable(
         return gradient(gradients, back)
 
     wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
-    # torch.func's tensors cannot be sent: `run` raises on all ranks, apply() on this rank only.
+    # Tensors of torch.func's transforms cannot be sent. For them, `run` raises an error on all
+    # ranks, whereas apply() would raise an error on this rank only.
     if wanted and not torch._C._are_functorch_transforms_active():
         apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
         back = _gradient_name(operation, name, process_set)
@@ -50,10 +52,10 @@ def differentiable(
 
 
 def _gradient_name(operation: str, name: str | None, process_set: ProcessSet) -> str:
-    """Returns the name of a call's backward collective, equal on all ranks.
+    """Returns the name of a call's backward collective. The name is equal on all ranks.
 
-    The collective needs a name, because backward passes on a GPU run on another thread. For an
-    unnamed call, the name contains the call's number.
+    The collective needs a name, because backward passes on a GPU run on another thread. If the call
+    has no name, the collective's name contains the call's number.
     """
     if name is not None:
         return f"{name}.gradient"

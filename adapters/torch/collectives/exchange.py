@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differentiable allgather, broadcast and alltoall. Any thread may call them."""
+"""Differentiable allgather, broadcast and alltoall. They may be called from any thread."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def allgather(
     *,
     timeout: float | None = None,
 ) -> Tensor:
-    """All ranks' tensors, concatenated along the first dimension in rank order.
+    """Returns all ranks' tensors, concatenated along the first dimension in rank order.
 
     Tensors need at least one dimension. The dtype and all dimensions but the first must be equal on
-    all ranks. Returns a new tensor, differentiable. As in Horovod, gradients are averaged over
-    the ranks, and each rank gets its own rows.
+    all ranks. The result is a new tensor and is differentiable. As in Horovod, gradients are
+    averaged over the ranks, and each rank gets the rows that belong to its own input.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
@@ -61,11 +61,11 @@ def grouped_allgather(
     *,
     timeout: float | None = None,
 ) -> list[Tensor]:
-    """All ranks' tensors, concatenated along the first dimension in rank order.
+    """Returns all ranks' tensors, concatenated along the first dimension in rank order.
 
     Tensors need at least one dimension. The dtype and all dimensions but the first must be equal on
-    all ranks. Returns new tensors, differentiable. As in Horovod, gradients are averaged over
-    the ranks, and each rank gets its own rows.
+    all ranks. The results are new tensors and are differentiable. As in Horovod, gradients are
+    averaged over the ranks, and each rank gets the rows that belong to its own inputs.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
@@ -88,8 +88,7 @@ def gathered(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[list[Tensor], list[Table]]:
-    """Returns (the results of grouped_allgather(), for each result the number of rows from each
-    member)."""
+    """Returns grouped_allgather()'s results and, for each result, every member's number of rows."""
     tables: list[Table] = []
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -108,10 +107,11 @@ def gathered(
 
 
 def placed(rows: Tensor, came: Sequence[int], sent: Sequence[int], like: Tensor) -> Tensor:
-    """Builds a gradient shaped like `like` from the returned `rows`.
+    """Builds a gradient with the shape of `like` from the `rows` that members have returned.
 
-    `came[i]`: number of rows that member i returned; `sent[i]`: number of rows sent to member i. A
-    row is zero if no member got it, or if its receiver had called join().
+    `came[i]` is the number of rows that member i returned. `sent[i]` is the number of rows that
+    were sent to member i. A row is zero if no member received it, or if its receiver had called
+    join().
     """
     if len(rows) == len(like):
         return rows
@@ -131,10 +131,10 @@ def broadcast(
     *,
     timeout: float | None = None,
 ) -> Tensor:
-    """The tensor of `root_rank`. Shape and dtype must be equal on all ranks.
+    """Returns the tensor of `root_rank`. Shape and dtype must be equal on all ranks.
 
-    Returns a new tensor, differentiable. As in Horovod, the root gets the average gradient; other
-    ranks get zeros.
+    The result is a new tensor and is differentiable. As in Horovod, the root gets the average of
+    the ranks' gradients, and other ranks get zeros.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
     - root_rank: the sender's rank in the world; it must be in the process set.
@@ -161,8 +161,11 @@ def broadcast(
 
 
 def _dependent_zeros(x: Tensor) -> Tensor:
-    """Zeros that depend on `x`. With plain zeros, autograd would skip this rank's part in the
-    collective of a second derivative, and the root would wait for this rank."""
+    """Returns zeros that depend on `x`.
+
+    With plain zeros, autograd would skip this rank's part in the collective of a second derivative,
+    and the root would wait for this rank.
+    """
     return x.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 0)
 
 
@@ -178,14 +181,14 @@ def alltoall_async(
     *,
     timeout: float | None = None,
 ) -> Handle[tuple[Tensor, Tensor]]:
-    """Starts an exchange of rows: sends `splits[i]` rows to member i, receives rows in rank order.
+    """Starts to send `splits[i]` rows to member i, and to receive rows in rank order.
 
-    Not differentiable. Returns a handle; its wait() returns (a new tensor, the number of rows from
-    each member). The counts are on the device of `splits`, as int32, or int64 if any is 2^31 or
-    more.
+    The call is not differentiable. Returns a handle whose wait() returns a new tensor and the
+    number of rows from each member. The counts are on the device of `splits`. Their dtype is int32,
+    or int64 if a count is 2^31 or more.
 
     - tensor: at least one dimension; dtype and all dimensions but the first are equal on all ranks.
-    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - splits: the number of rows for each member, in member order. None means equal parts.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
     - timeout: seconds until the wait raises StallError.
@@ -201,7 +204,7 @@ def alltoall_async(
 
 
 def _told(rows: Rows, splits: Any) -> Tensor:
-    """Returns the numbers of rows from each member as a tensor, on the device of `splits`."""
+    """Returns each member's number of rows as a tensor on the device of `splits`."""
     device = splits.device if isinstance(splits, Tensor) else "cpu"
     dtype = torch.int32 if rows.max() <= torch.iinfo(torch.int32).max else torch.int64
     return torch.from_numpy(rows).to(device, dtype)
@@ -234,14 +237,14 @@ def alltoall(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Exchanges rows: sends `splits[i]` rows to member i, receives rows in rank order.
+    """Sends `splits[i]` rows to member i, and receives rows in rank order.
 
-    Returns a new tensor, differentiable: gradients are sent back to the ranks that the rows came
-    from. With `splits`, returns (the tensor, the number of rows from each member). The counts
-    are on the device of `splits`, as int32, or int64 if any is 2^31 or more.
+    The result is a new tensor and is differentiable: gradients are sent back to the ranks that the
+    rows came from. With `splits`, also returns the number of rows from each member. The counts are
+    on the device of `splits`. Their dtype is int32, or int64 if a count is 2^31 or more.
 
     - tensor: at least one dimension; dtype and all dimensions but the first are equal on all ranks.
-    - splits: integers, the rows for each member, in member order; None: equal parts.
+    - splits: the number of rows for each member, in member order. None means equal parts.
     - name: calls with the same name are matched; unnamed calls are matched in order.
     - process_set: the ranks that take part.
     - timeout: seconds until the wait raises StallError.
@@ -270,8 +273,10 @@ def exchanged(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[Tensor, Rows]:
-    """Returns (the result of alltoall(), the number of rows from each member). Without `splits`,
-    members get equal parts."""
+    """Returns the result of alltoall(), and the number of rows from each member.
+
+    If `splits` is empty, members get equal parts.
+    """
     received = np.empty(0, np.int64)
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:

@@ -30,12 +30,12 @@ def reducescatter(
     *,
     timeout: float | None = None,
 ) -> Tensor:
-    """This rank's rows of postscale_factor * op(prescale_factor * x); op is Average by default.
+    """Returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Tensors need at least one dimension; shape and dtype must be equal on all ranks. If rows do
-    not divide evenly, the first ranks get one more; a result may be empty. Returns a new tensor,
-    differentiable for Average and Sum. As in Horovod, the gradient is all ranks' gradients
-    concatenated, times the number of ranks for Sum.
+    Tensors need at least one dimension. Shape and dtype must be equal on all ranks. If rows do not
+    divide evenly, the first ranks get one row more. A result may be empty. The result is a new
+    tensor, which is differentiable if op is Average or Sum. As in Horovod, the gradient is the
+    concatenation of all ranks' gradients. For Sum, it is multiplied by the number of ranks.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
@@ -69,12 +69,12 @@ def grouped_reducescatter(
     *,
     timeout: float | None = None,
 ) -> list[Tensor]:
-    """This rank's rows of postscale_factor * op(prescale_factor * x); op is Average by default.
+    """Returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Tensors need at least one dimension; shapes and dtypes must be equal on all ranks. If rows do
-    not divide evenly, the first ranks get one more; a result may be empty. Returns new tensors,
-    differentiable for Average and Sum. As in Horovod, the gradient is all ranks' gradients
-    concatenated, times the number of ranks for Sum.
+    Tensors need at least one dimension. Shapes and dtypes must be equal on all ranks. If rows do
+    not divide evenly, the first ranks get one row more. A result may be empty. The results are new
+    tensors, which are differentiable if op is Average or Sum. As in Horovod, a gradient is the
+    concatenation of all ranks' gradients. For Sum, it is multiplied by the number of ranks.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.

@@ -29,10 +29,10 @@ def allreduce(
     *,
     timeout: float | None = None,
 ) -> Tensor:
-    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+    """Returns postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Shape and dtype are equal on all ranks. Returns a new tensor, differentiable for Average and
-    Sum: gradients are reduced as the tensors were.
+    Shape and dtype must be equal on all ranks. The result is a new tensor, which is differentiable
+    if op is Average or Sum. Gradients are then reduced in the same way as the tensors.
 
     - tensor: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
@@ -67,11 +67,11 @@ def grouped_allreduce(
     *,
     timeout: float | None = None,
 ) -> list[Tensor]:
-    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+    """Returns postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Shapes and dtypes are equal on all ranks. The list is one call, which succeeds or fails as a
-    whole. Returns new tensors, differentiable for Average and Sum: gradients are reduced as the
-    tensors were.
+    Shapes and dtypes must be equal on all ranks. The list is one call, which succeeds or fails as a
+    whole. The results are new tensors, which are differentiable if op is Average or Sum. Gradients
+    are then reduced in the same way as the tensors.
 
     - tensors: integers, floats, bool or complex, on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
@@ -120,7 +120,7 @@ def _reduced(
     timeout: float | None = None,
 ) -> list[Tensor]:
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        if len(xs) == 1:  # uses a prepared call, in case the call repeats
+        if len(xs) == 1:  # this form can reuse a prepared call if the call is repeated
             return [_reduced_one(xs[0], name, op, factors, process_set, timeout)]
         terms = (None, name, op, *factors, process_set)
         return ops.grouped_allreduce_async(xs, *terms, timeout=timeout).wait()

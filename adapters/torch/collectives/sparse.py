@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce of sparse tensors: gathers all ranks' elements, then each rank adds them up. Any thread
-may call it."""
+"""allreduce of sparse tensors. It gathers all ranks' elements, then each rank adds them up.
+
+May be called from any thread.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from farandole.ops import Average, Sum
 from farandole.torch.kind import check_unused
 from farandole.torch.strides import sparse_sum
 
-_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # name of the collective; default for `name`
+# The name of the collective, and the default for the argument `name`.
+_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"
 
 
 def elements_of(x: Tensor) -> list[Tensor]:
@@ -30,7 +33,10 @@ def elements_of(x: Tensor) -> list[Tensor]:
 
 
 def sum_of(indices: Tensor, values: Tensor, like: Tensor, divisor: int, name: str | None) -> Tensor:
-    """The sum of all ranks' elements, divided by `divisor`, as a coalesced tensor like `like`."""
+    """Returns the sum of all ranks' elements, divided by `divisor`.
+
+    The result is a coalesced sparse tensor with the shape of `like`.
+    """
     return sparse_sum(indices.t(), values if divisor == 1 else values / divisor, like.shape, name)
 
 
@@ -43,10 +49,10 @@ def sparse_allreduce_async(
     *,
     timeout: float | None = None,
 ) -> Callable[[], Tensor]:
-    """Sum or average of sparse COO tensors of one shape. A rank may have no elements.
+    """Computes the sum or average of sparse COO tensors that have the same shape on all ranks.
 
-    Gathers the elements of all ranks. Returns a function that waits and then returns a coalesced
-    sparse tensor.
+    A rank's tensor may have no elements. Gathers the elements of all ranks. Returns a function that
+    waits and then returns a coalesced sparse tensor.
 
     - tensor: a sparse COO tensor on a CPU or GPU.
     - name: calls with the same name are matched; unnamed calls are matched in order.
@@ -55,7 +61,8 @@ def sparse_allreduce_async(
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
-    ValueError on all ranks if one passes a dense tensor or another operation, or if shapes differ.
+    ValueError is raised on all ranks if one rank passes a dense tensor or an unsupported operation,
+    or if shapes differ.
 
     Examples:
         >>> wait = hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "embedding", hvd.Sum)

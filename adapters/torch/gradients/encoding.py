@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form in which a gradient is sent: unchanged, compressed, made dense, or as rows. Runs on
-autograd's threads and on the thread that calls optimizer.step()."""
+"""The form in which a gradient is sent: unchanged, compressed, made dense, or as rows.
+
+The code runs on autograd's threads and on the thread that calls optimizer.step().
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from farandole.torch.compression import Compression, Compressor
 from farandole.torch.kind import prepare, receive
 from farandole.torch.strides import like_gradient, sparse_sum
 
-_BATCH_BYTES = 64 << 10  # limit for the gradients that one call sends together
+_BATCH_BYTES = 64 << 10  # largest total size of the gradients that one call sends together
 _OVERHEAD = 2 << 10  # added to each gradient's size, so that one call sends at most 32
 _NOT_PLAIN: tuple[int, torch.dtype | None, torch.Size | None] = 0, None, None
 _INDEX_BYTES = torch.int64.itemsize
@@ -29,7 +31,7 @@ class Encoding:
     """Converts a gradient to the tensor that is sent, submits that tensor, and converts it back.
 
     In each round, a Gradient calls encode(), or receive() if this rank has no gradient. The
-    Gradient then calls submit(), and at the end of the round decode().
+    Gradient then calls submit(), and at the end of the round it calls decode().
     """
 
     __slots__ = (
@@ -38,7 +40,7 @@ class Encoding:
     )
 
     def __init__(self, call: Call, compressor: Compressor, sparse_as_dense: bool) -> None:
-        """`call` sends the dense form. A rank that cannot make this call must refuse it."""
+        """`call` sends the dense form. If a rank cannot make this call, the rank must refuse it."""
         self.call = call
         self._compressor = compressor
         self._sparse_as_dense = sparse_as_dense
@@ -46,35 +48,37 @@ class Encoding:
         self._sparse_dim: int | None = None
         self._prepared: PreparedCall | None = None
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None  # form of _prepared
-        self.view: BucketView | None = None  # where gradients must lie; None: anywhere
-        # (core call number, dtype, shape) of the last gradient, if it was sent unchanged.
+        # The memory that gradients must lie in, or None if they may lie anywhere.
+        self.view: BucketView | None = None
+        # The core's number of the call, the dtype and the shape of the last gradient, if that
+        # gradient was sent unchanged.
         self.form = _NOT_PLAIN
-        # Number of gradients of this form that one call may send together. 0: none was sent yet, or
-        # they are not reduced in place on the CPU.
+        # Number of gradients of this form that one call may send together, or 0 if none was sent
+        # yet or if they are not reduced in place on the CPU.
         self.batch_limit = 0
 
     def rows(self, like: Tensor, sparse_dim: int) -> Encoding:
-        """Returns the encoding for sparse gradients from now on. Closes the prepared call."""
+        """Closes the prepared call, and returns the encoding for sparse gradients from now on."""
         if self._prepared is not None:
             self._prepared.close()
         return Rows(self.call, like, sparse_dim)
 
     def use_view(self, view: BucketView | None) -> None:
-        """Sets the memory that gradients must lie in; None: any memory."""
+        """Sets the memory that gradients must lie in. None means any memory."""
         self.view = view
         self.form, self.batch_limit = _NOT_PLAIN, 0
 
     def is_plain(self, grad: Tensor) -> bool:
-        """True if `grad` can be sent unchanged, as the last gradient of the same form was."""
+        """Returns True if `grad` has the form of the last gradient, which was sent unchanged."""
         if self._key is None or (grad.dtype, grad.shape) != self.form[1:]:
             return False
         return grad.device == self._key[2] and grad.is_contiguous() and not grad.is_neg()
 
     def encode(self, grad: Tensor) -> Tensor | None:
-        """Returns the tensor to send, if possible `grad` itself. Returns None for a sparse gradient
-        unless sparse_as_dense is set.
+        """Returns the tensor to send, which is `grad` itself if possible.
 
-        Raises ValueError if the op cannot reduce sparse gradients.
+        Returns None if the gradient is sparse, unless sparse_as_dense is set. Raises ValueError if
+        the op cannot reduce sparse gradients.
         """
         if self.is_plain(grad):
             return grad
@@ -89,7 +93,7 @@ class Encoding:
         encoded = encoded.resolve_conj().resolve_neg().contiguous()
         self._prepare(encoded)
         self.form, self.batch_limit = _NOT_PLAIN, 0
-        # is_plain() cannot detect lazy conjugation, or a one-element gradient that is a view.
+        # is_plain() does not notice lazy conjugation, or a one-element gradient that is a view.
         own = self._compressor is Compression.none and encoded is grad
         if own and not grad.is_complex() and grad.numel() > 1:
             self.form = self._made.number, grad.dtype, grad.shape
@@ -98,7 +102,7 @@ class Encoding:
         return encoded
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """Returns a tensor for the result, if this rank has no gradient."""
+        """Returns a tensor for the result. Call this if this rank has no gradient."""
         like = like_gradient(parameter)
         if self._compressor is Compression.none:
             # A dimension of size 1 may have any stride.
@@ -112,19 +116,21 @@ class Encoding:
         return encoded
 
     def decode(self, encoded: Tensor, _handle: int) -> Tensor:
-        """The reduced gradient: decompressed, and sparse if the sent gradient was sparse."""
+        """Returns the reduced gradient, decompressed. It is sparse if the sent gradient was."""
         if self._compressor is not Compression.none:
             encoded = self._compressor.decompress(encoded, self._context)
         return encoded if self._sparse_dim is None else encoded.to_sparse(self._sparse_dim)
 
     def submit(self, input: int, output: int, memory: object) -> int:
-        """Submits the tensor at these addresses; an `input` of 0 means that this rank has no
-        gradient. `memory` keeps the tensor alive. Returns the core's handle."""
+        """Submits the tensor at these addresses. Returns the core's handle.
+
+        `input` is 0 if this rank has no gradient. `memory` keeps the tensor alive.
+        """
         return self._made.submit(input, output, memory)
 
     @property
     def stream(self) -> int:
-        """The CUDA stream of the last submission; 0 on the CPU."""
+        """The CUDA stream of the last submission, or 0 on the CPU."""
         return self._made.stream
 
     @property
@@ -150,16 +156,16 @@ class Encoding:
 
 
 class Rows(Encoding):
-    """Sends sparse gradients: gathers the elements of all ranks, then adds them up.
+    """Sends sparse gradients. Gathers the elements of all ranks, then adds them up.
 
-    Each element is sent as one row of bytes: its indices, then its values, uncompressed. Dense
-    gradients are converted to sparse ones first.
+    Each element is sent as one row of bytes, which holds the element's indices, then its
+    uncompressed values. Dense gradients are first converted to sparse ones.
     """
 
     __slots__ = ("_factor", "_rows")
 
     def __init__(self, call: Call, like: Tensor, sparse_dim: int) -> None:
-        """`call`: that of the dense form; `like`: a tensor of the gradient's shape and dtype."""
+        """`call` sends the dense form. `like` is a tensor with the gradient's shape and dtype."""
         gather = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
         super().__init__(gather, Compression.none, False)
         self._key = like.dtype, like.shape, like.device
@@ -186,7 +192,7 @@ class Rows(Encoding):
         return self._rows
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """Returns a tensor without rows."""
+        """Returns a tensor that has no rows, because this rank has no gradient."""
         self._rows = self._no_rows(like_gradient(parameter))
         return self._rows
 
@@ -207,5 +213,5 @@ class Rows(Encoding):
 
 
 def _as(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Reads the bytes of each row as `dtype`. Copies the rows: view() rejects some strides."""
+    """Reads the bytes of each row as `dtype`. Copies the rows, as view() rejects some strides."""
     return rows.clone(memory_format=torch.contiguous_format).view(dtype)

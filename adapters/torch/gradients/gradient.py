@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of one parameter. A hook takes the gradient on autograd's threads; the thread that
-waits for the round delivers the result. Used by the Reducer only."""
+"""The gradient of one parameter. Only the Reducer uses this module.
+
+A hook takes the gradient on one of autograd's threads. The thread that waits for the round delivers
+the result.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,15 @@ _taken, _form = attrgetter("grad"), attrgetter("encoding.form")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _dtype_of, _shape_of, _is_on_cpu = (x.__get__ for x in (_base.dtype, _base.shape, _base.is_cpu))
 _users: Callable[[int], int] = torch._C._storage_Use_Count
-_ALONE = 2  # references to a storage that one tensor uses: the tensor's and the caller's
+# Number of references to a storage that only one tensor uses: the tensor's and the caller's.
+_ALONE = 2
 
 
 class Gradient:
     """Takes `.grad` once autograd has accumulated it, and stores the reduced gradient there.
 
     In between, `.grad` is None, so neither the user nor autograd can write to memory that is being
-    reduced. If autograd accumulates again in the same pass, another round takes that gradient.
+    reduced. If autograd accumulates a gradient again in the same pass, another round reduces it.
     """
 
     __slots__ = (
@@ -43,28 +47,29 @@ class Gradient:
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
-        """`name`: the parameter's name in error texts; `encoding`: how the gradient is sent."""
+        """`name` is the parameter's name in error texts. `encoding` converts the gradient."""
         self.reducer = reducer
         self.parameter = parameter
         self.name = name
         self.encoding = encoding
-        self.remove_hook: Callable[[], None] | None = None  # None: no hook is installed
+        self.remove_hook: Callable[[], None] | None = None  # None if no hook is installed
         self.base: Tensor | None = None  # the result of an earlier round of the same pass
         self._leave_round()
 
     def _leave_round(self) -> None:
-        self.grad: Tensor | None = None  # taken from `.grad`; None after the round
-        self.encoded: Tensor | None = None  # tensor for the result; None: `grad` itself
-        self.sparse_dim = 0  # above 0: the gradient is sparse, so this round reported it as absent
+        self.grad: Tensor | None = None  # taken from the parameter's `.grad`; None after the round
+        self.encoded: Tensor | None = None  # tensor for the result, or None if that is `grad`
+        # Above 0 if the gradient is sparse and was therefore reported as absent in this round.
+        self.sparse_dim = 0
 
     def install_hook(self) -> None:
-        """Installs the hook, if the parameter requires a gradient and has none."""
+        """Installs the hook if the parameter requires a gradient and has no hook yet."""
         if self.remove_hook is None and self.parameter.requires_grad:
             register: Any = self.parameter.register_post_accumulate_grad_hook
             self.remove_hook = register(self.on_accumulated).remove
 
     def on_accumulated(self, parameter: Tensor) -> None:
-        """Hook: autograd calls this after it has accumulated into `.grad`."""
+        """The hook that autograd calls after it has accumulated into `.grad`."""
         now = self.reducer.round
         if not now.sending:
             if now.inside() is None:
@@ -89,23 +94,27 @@ class Gradient:
     # ---- sending
 
     def takes_part(self) -> bool:
-        """True if each round must send this gradient or report it as absent. A frozen parameter
-        takes part if it has a gradient, because the optimizer then updates the parameter."""
+        """Returns True if each round must send this gradient or report it as absent.
+
+        A frozen parameter takes part if it has a gradient, because the optimizer then updates the
+        parameter.
+        """
         if self.parameter.requires_grad:
             return True
         return any(x is not None for x in (self.grad, self.parameter.grad, self.base))
 
     def send(self) -> None:
-        """Starts to reduce the gradient that a hook has taken, or else the one in `.grad`. If there
-        is neither, reports the gradient as absent. If it cannot be sent, the round fails, and all
-        ranks raise the error.
+        """Starts to reduce the gradient that a hook has taken, or else the gradient in `.grad`.
+
+        If there is neither, reports the gradient as absent. If the gradient cannot be sent, the
+        round fails, and all ranks raise the error.
         """
         try:
             with torch.no_grad():
                 grad, encoded = self.grad, None
                 if grad is None and (grad := self.parameter.grad) is not None:
                     self._refuse_shared(grad)
-                    check_unused(grad, writes=True)  # by a call that the user has started
+                    check_unused(grad, writes=True)  # the user may have started a call on it
                     self.grad, self.parameter.grad = grad, None
                 if grad is not None:
                     check_no_tangent(grad)
@@ -124,10 +133,12 @@ class Gradient:
             raise self.reducer.fail(reason, self.name) from None
 
     def _encode(self, grad: Tensor) -> Tensor | None:
-        """Returns the tensor to send. Returns None if the gradient is sparse: then all ranks must
-        first change to Rows."""
+        """Returns the tensor to send, or None if the gradient is sparse.
+
+        If the gradient is sparse, all ranks must first change to the encoding Rows.
+        """
         if grad.layout is torch.strided:
-            if overlaps(grad):  # its memory cannot hold the result
+            if overlaps(grad):  # the memory of `grad` cannot hold the result
                 grad = grad.contiguous()
             elif grad._base is None and not _have_own_memory([grad.untyped_storage()]):
                 grad = grad.detach().clone()  # another parameter's gradient may use the memory
@@ -162,10 +173,10 @@ class Gradient:
     # ---- the end of the round
 
     def deliver(self, handle: int, final: bool) -> str | None:
-        """Stores the result of a finished call in `.grad`. If the pass has more rounds (not
-        `final`), keeps the result for the next round instead.
+        """Stores the result of a finished call in `.grad`.
 
-        Returns an error text if the parameter cannot hold the result.
+        If `final` is False, the pass has another round, and the result is kept for that round
+        instead. Returns an error text if the parameter cannot hold the result, else None.
         """
         p, result, complaint = self.parameter, self._result(handle), None
         if not final:
@@ -186,7 +197,7 @@ class Gradient:
         return complaint
 
     def _result(self, handle: int) -> Tensor | None:
-        """The gradient as reduced so far in this pass; None if no rank had a gradient."""
+        """Returns the sum of this pass's results so far, or None if no rank had a gradient."""
         encoded = self.grad if self.encoded is None else self.encoded
         absent = self.grad is None or self.sparse_dim > 0
         if encoded is None or (absent and is_absent(handle)):
@@ -195,7 +206,7 @@ class Gradient:
         if self.base is not None:
             return self.base + result
         in_view = view is not None and result is view.tensor
-        # The next round of the pass will use the view's memory again.
+        # Copies, because the next round of the pass will use the view's memory again.
         return result.clone() if in_view and self.reducer.round.again else result
 
     def _can_hold(self, result: Tensor) -> bool:
@@ -203,14 +214,19 @@ class Gradient:
         return result.shape == p.shape and torch.can_cast(result.dtype, p.dtype)
 
     def _fitted(self, result: Tensor) -> Tensor:
-        """Converts `result` to the present dtype and device of the parameter, which model.half()
-        may have changed."""
+        """Converts `result` to the parameter's present dtype and device.
+
+        For example, model.half() may have changed the dtype since the gradient was sent.
+        """
         dtype = dtype_of_gradient(self.parameter) or result.dtype
         return self._placed(result.to(self.parameter.device, dtype))
 
     def _placed(self, result: Tensor) -> Tensor:
-        """Returns `result` in the memory that `.grad` must keep: a bucket view or the user's view.
-        Without such memory, returns `result` with the strides that autograd gives gradients."""
+        """Returns `result` in the memory that `.grad` must keep, if there is such memory.
+
+        That is a bucket view or a view that the user has made. Otherwise, returns `result` with the
+        strides that autograd gives to gradients.
+        """
         home, view, parameter = self.grad, self.encoding.view, self.parameter
         if result.layout is not torch.strided:
             return result
@@ -236,13 +252,16 @@ class Gradient:
 
 
 def send_together(batch: list[Gradient], now: Round) -> Exception | None:
-    """Sends all gradients in one call, which costs a third of separate calls. If one cannot be sent
-    unchanged, sends each by a separate call. Returns the core's error."""
+    """Sends all gradients in one call, which takes a third of the time of separate calls.
+
+    If one of the gradients cannot be sent unchanged, sends each gradient by a separate call.
+    Returns the core's error, or None.
+    """
     grads = [*map(_taken, batch)]
     calls, dtypes, shapes = zip(*map(_form, batch), strict=True)
     try:
         storages = [*map(Tensor.untyped_storage, grads)]
-    except NotImplementedError:  # one is sparse, but was dense in the last round
+    except NotImplementedError:  # a gradient is sparse now, but was dense in the last round
         storages = []
     if (
         storages
@@ -271,9 +290,9 @@ def send_together(batch: list[Gradient], now: Round) -> Exception | None:
 
 
 def _have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
-    """True if each storage is used by one tensor only.
+    """Returns True if each storage is used by one tensor only.
 
-    If a gradient has passed only through views, its memory may also belong to other parameters'
-    gradients, or to the tensor that the user gave to backward().
+    If only views lie between the loss and a parameter, the gradient's memory may also belong to
+    other parameters' gradients, or to the tensor that the user passed to backward().
     """
     return {*map(_users, map(attrgetter("_cdata"), storages))} <= {_ALONE}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward passes: which passes reduce gradients, and where the outermost pass ends. The Reducer
-uses both classes, on autograd's threads."""
+"""Backward passes: decides which passes reduce gradients, and finds the end of the outermost pass.
+
+The Reducer uses both classes on autograd's threads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from farandole.errors import without_frames
 if TYPE_CHECKING:
     from farandole.torch.gradients.reducer import Reducer
 
-# Number of the autograd task that runs on this thread; -1 outside of a backward pass.
+# Returns the number of the autograd task that runs on this thread, or -1 outside a backward pass.
 task_id: Callable[[], int] = torch._C._current_graph_task_id
 _current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 _call_at_end: Callable[[Callable[[], None]], None]
@@ -25,13 +27,16 @@ _call_at_end = torch.autograd.Variable._execution_engine.queue_callback
 
 
 def is_compiled() -> bool:
-    """True if this thread is in a backward pass of compiled autograd, which drops callbacks."""
+    """Returns True if this thread is in a backward pass of compiled autograd.
+
+    Compiled autograd drops callbacks.
+    """
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 class Accumulation:
-    """Decides which backward passes of an optimizer reduce; the other passes only accumulate.
+    """Decides which backward passes of an optimizer reduce. The other passes only accumulate.
 
     Counting restarts at each reduction, step() and zero_grad().
     """
@@ -39,21 +44,26 @@ class Accumulation:
     __slots__ = ("complete", "counted", "holding", "reduced", "task", "wanted")
 
     def __init__(self, wanted: int) -> None:
-        """`wanted`: number of passes per reduction, not counting those in no_sync()."""
+        """`wanted` is the number of passes per reduction. Passes in no_sync() do not count."""
         self.wanted = wanted
-        self.holding = False  # True in no_sync(): passes only accumulate
+        self.holding = False  # True in no_sync(), where passes only accumulate
         self.restart(reduced=False)
 
     def restart(self, reduced: bool, complete: bool = False) -> None:
-        """Counts from 0. `reduced`: True if gradients were reduced since the last step() or
-        zero_grad(); `complete`: True if no gradient was accumulated after that reduction."""
+        """Restarts the count at 0.
+
+        `reduced` is True if gradients were reduced since the last step() or zero_grad().
+        `complete` is True if no gradient was accumulated after that reduction.
+        """
         self.counted, self.reduced, self.complete = 0, reduced, complete
         self.task = task_id()
 
     def is_complete(self) -> bool:
-        """True if no gradient was accumulated after the last reduction. Within a backward pass,
-        only a reduction of that pass counts: a user's hook may run before farandole's hooks have
-        noticed the pass."""
+        """Returns True if no gradient was accumulated after the last reduction.
+
+        Within a backward pass, only a reduction of that pass counts, because a user's hook may run
+        before farandole's hooks have noticed the pass.
+        """
         self.complete = self.complete and task_id() in (-1, self.task)
         return self.complete
 
@@ -67,14 +77,14 @@ class Accumulation:
 class BackwardPass:
     """An outermost backward pass, with the Reducers that take part in it.
 
-    Autograd runs each backward() as a task. A nested task (reentrant checkpointing) runs inside a
-    node of an outer task, but autograd does not tell which task is the outer one. So when a task
-    ends inside a node, hooks on the next nodes pass the reducers on to the task that runs those
-    nodes. If there is no next node, because a leaf's hook called backward(), the node gets the
-    hook.
+    Autograd runs each backward() as a task. With reentrant checkpointing, a nested task runs inside
+    a node of an outer task, but autograd does not say which task is the outer one. When a task ends
+    inside a node, it therefore puts hooks on the node's next nodes. These hooks pass the reducers
+    on to the task that runs the next nodes. If there is no next node, because a leaf's hook called
+    backward(), the hook is put on the node itself.
 
-    Only autograd keeps this object alive, so Python collects it with the task. That is how reducers
-    notice that an exception has ended the pass.
+    Only autograd keeps this object alive, so Python frees this object together with the task. That
+    is how reducers notice that an exception has ended the pass.
     """
 
     __slots__ = ("__weakref__", "_reducers")
@@ -83,14 +93,20 @@ class BackwardPass:
         self._reducers: dict[Reducer, None] = {}
 
     def add(self, reducer: Reducer) -> ref[BackwardPass]:
-        """Adds a reducer, whose round ends with the pass. Returns a weak reference, which calls the
-        reducer if the pass is collected before its end. (A `__del__` would swallow Ctrl-C.)"""
+        """Adds a reducer, whose round will end with the pass.
+
+        Returns a weak reference to the pass. If Python frees the pass before the pass has ended,
+        the reference calls the reducer. A `__del__` would do the same, but would swallow Ctrl-C.
+        """
         self._reducers[reducer] = None
         return ref(self, reducer.on_pass_lost)
 
     def on_task_end(self) -> None:
-        """Autograd calls this when a task ends. If the task is the outermost one, closes all
-        rounds, in an order that is equal on all ranks, and only then waits for them."""
+        """Autograd calls this when a task ends.
+
+        If the task is the outermost one, closes all rounds, in an order that is the same on all
+        ranks, and only then waits for them.
+        """
         node = _current_node()
         if node is None:
             self._end()
@@ -111,7 +127,7 @@ class BackwardPass:
             for reducer in reducers:
                 if reducer.round.open:
                     reducer.synchronize()
-        except Exception as reason:  # the other rounds of the pass fail with this round
+        except Exception as reason:  # makes the pass's other rounds fail as well
             for reducer in reducers:
                 if reducer.round.open:
                     reducer.fail(reason)
@@ -129,11 +145,15 @@ class BackwardPass:
         hook = register(pass_on)
 
 
-_passes: WeakValueDictionary[int, BackwardPass] = WeakValueDictionary()  # by autograd's task
+# The outermost pass of each running autograd task, by the task's number.
+_passes: WeakValueDictionary[int, BackwardPass] = WeakValueDictionary()
 
 
 def pass_of(task: int, new: BackwardPass | None = None) -> BackwardPass:
-    """The outermost pass of a running task. If none is known, registers `new` or a new one."""
+    """Returns the outermost pass of a running task.
+
+    If the task has no known pass, registers `new`, or a new pass if `new` is None.
+    """
     found = _passes.get(task)
     if found is None:
         found = new or BackwardPass()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reducer: reduces all gradients of one DistributedOptimizer, from the hooks (on autograd's
-threads) to the end of the backward pass, or to step()."""
+"""The Reducer, which reduces all gradients of one DistributedOptimizer.
+
+Its work starts in hooks on autograd's threads, and ends at the end of the backward pass or in
+step().
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,10 @@ _taken, _parameter = attrgetter("grad"), attrgetter("parameter")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _set_grad: Any = _base.grad.__set__
 
-_NAMED = 4  # most parameters that an error text names
+_NAMED = 4  # largest number of parameters that an error text names
 _serials = count()
-# Parameter's id -> its gradient in the newest optimizer that has it. Only that optimizer reduces.
+# Maps a parameter's id to the parameter's Gradient in the newest optimizer that has the parameter.
+# Only that optimizer reduces the gradient.
 _newest: WeakValueDictionary[int, Gradient] = WeakValueDictionary()
 _all: WeakSet[Reducer] = WeakSet()
 
@@ -48,15 +52,17 @@ class Reducer:
 
     The first gradient of a backward pass opens a round, and the end of the pass closes it. If no
     pass closes the round, step() does. If autograd accumulates a gradient again in the same pass,
-    after it was sent, another round reduces it; the consensus tells all ranks to hold that round.
+    after it was sent, another round reduces it. The consensus tells all ranks that there must be
+    another round.
 
     A round ends in one of four ways:
     - _finish() delivers the results.
-    - fail(): this rank cannot complete the round. The round fails on all ranks, which may continue.
-    - drop(): the round has failed on all ranks, or the runtime has ended.
-    - leave_if_open(): no rank can complete the round, so this rank leaves the job.
+    - fail() is called because this rank cannot complete the round. The round fails on all ranks,
+      which may then continue.
+    - drop() is called because the round has failed on all ranks or the runtime has ended.
+    - leave_if_open() is called because no rank can complete the round. This rank leaves the job.
 
-    Hooks may run on several threads; `lock` lets only one of them send or close.
+    Hooks may run on several threads. `lock` lets only one of them at a time send or close.
     """
 
     def __init__(
@@ -70,28 +76,30 @@ class Reducer:
             lambda: model_of([(g.name, g.parameter) for g in self.gradients], whose()),
             *(settings.ranks, settings.verify, REMEDIES),
         )
-        self.serial = next(_serials)  # the same order on all ranks
+        self.serial = next(_serials)  # grows in the same order on all ranks
         self.gradients: list[Gradient] = []
-        self.taken = ""  # a parameter that a newer optimizer reduces; "": none
+        self.taken = ""  # name of a parameter that a newer optimizer reduces; "" if there is none
         self.lock = threading.RLock()
         self.round = Round()
-        # In a mixed world of an elastic job, new ranks have made fewer optimizers than survivors.
-        # So there, an optimizer gets its name when it is first used.
+        # In a mixed world of an elastic job, new ranks have created fewer optimizers than
+        # survivors. An optimizer therefore gets its name when it is first used.
         self._enter_world(0 if requests.is_mixed() else requests.world())
         _all.add(self)
 
     def _enter_world(self, world: int) -> None:
-        """Names the calls for `world`. 0: choose_name() will name them later."""
+        """Names the calls for `world`. If it is 0, choose_name() will name them later."""
         self.consensus = Consensus(self.settings.process_set, world)
         self.named = 0  # see RoundState
-        self._steps: Counter[int] = Counter()  # step() calls; key: number of earlier join() calls
+        self._steps: Counter[int] = Counter()  # step() calls, by number of earlier join() calls
         self._equality.restart()
 
     # ---- parameters
 
     def add(self, parameters: Iterable[Tensor], names: Iterable[str]) -> None:
-        """Starts to reduce the gradients of these parameters. If an older optimizer has one of
-        them, that optimizer stops reducing."""
+        """Starts to reduce the gradients of these parameters.
+
+        If an older optimizer has one of the parameters, that optimizer no longer reduces.
+        """
         begin = len(self.gradients)
         for parameter, name in zip(parameters, names, strict=True):
             gradient = Gradient(self, parameter, name, self._encoding(name))
@@ -118,15 +126,15 @@ class Reducer:
         for gradient in self.gradients:
             _release(gradient)
         if self.round.open:
-            if self.round.handles is None:  # peers wait for gradients that will not be sent
+            if self.round.handles is None:  # peers wait for gradients that this rank will not send
                 part.end(self._unfinished(why))
             self.drop()
 
     def forget(self) -> None:
-        """Stops reducing parameters that have left the optimizer's groups. Does nothing in a round.
+        """Stops reducing the gradients of parameters that have left the optimizer's groups.
 
-        All ranks must call this at the same point of the program. The callers are step(), and add()
-        of an optimizer that takes over a parameter.
+        Does nothing during a round. All ranks must call this at the same point of the program. It
+        is called by step(), and by add() of an optimizer that takes over a parameter.
         """
         if self.round.open or (optimizer := self._whose()) is None:
             return
@@ -137,8 +145,11 @@ class Reducer:
         self.gradients = [g for g in self.gradients if id(g.parameter) in present]
 
     def check_usable(self) -> None:
-        """Raises ShutdownError if this rank has left the job, and RuntimeError if a newer optimizer
-        has taken one of the parameters."""
+        """Raises an error if this optimizer can no longer reduce.
+
+        Raises ShutdownError if this rank has left the job, and RuntimeError if a newer optimizer
+        has taken one of the parameters.
+        """
         part.check()
         if self.taken:
             raise RuntimeError(
@@ -151,9 +162,9 @@ class Reducer:
     # ---- backward passes
 
     def enter_pass(self, parameter: Tensor) -> Round:
-        """Opens a round. The first hook of an outermost pass calls this, with the hook's parameter.
+        """Starts a round. The first hook of an outermost pass calls this with the hook's parameter.
 
-        Raises ValueError, on all ranks, if new gradients cannot be added to reduced ones.
+        Raises ValueError on all ranks if new gradients cannot be added to reduced ones.
         """
         with self.lock:
             if self.round.inside() is None:
@@ -176,7 +187,7 @@ class Reducer:
             return self.round
 
     def _begin_pass(self, parameter: Tensor) -> bool:
-        """Counts the pass. Returns True if hooks shall send gradients as they are accumulated."""
+        """Counts the pass. Returns True if hooks must send gradients as they are accumulated."""
         accumulation, now = self.accumulation, self.round
         if accumulation.reduced and not self.settings.is_linear:
             # The model's own zero_grad() may have reset all gradients.
@@ -190,15 +201,15 @@ class Reducer:
                 "them in step(), such as AdaHessian, the ranks' models would differ",
                 UserWarning,
             )
-        # In a mixed world, optimizers get names at the end of a pass; without a name, an optimizer
-        # sends all gradients then.
+        # In a mixed world, an optimizer gets its name at the end of a pass. Without a name, it can
+        # send its gradients only then.
         sending = now.closing and (self.has_name or not requests.is_mixed())
         if sending:
             self.open_round()
         return sending
 
     def end_pass(self) -> None:
-        """Closes the round if the pass reduces. Called at the end of the outermost pass."""
+        """Closes the round if the pass reduces. Call this at the end of the outermost pass."""
         self.round.inside = no_pass
         if self.round.closing:
             self.close(at_step=False)
@@ -209,8 +220,11 @@ class Reducer:
         return self.consensus.world == requests.world()
 
     def choose_name(self, together: int) -> None:
-        """Names this optimizer's calls by the order in which optimizers are first used in this
-        world, which all ranks share. `together`: number of optimizers that get a name now."""
+        """Names this optimizer's calls.
+
+        Names follow the order in which optimizers are first used in this world. That order is the
+        same on all ranks. `together` is the number of optimizers that get a name now.
+        """
         self._enter_world(requests.world())
         self.named = together
         for gradient in self.gradients:
@@ -221,8 +235,11 @@ class Reducer:
     # ---- rounds
 
     def open_round(self) -> None:
-        """Prepares the round for its first gradient. Raises ValueError, on all ranks, if gradients
-        are already reduced and new ones cannot be added."""
+        """Prepares the round for its first gradient.
+
+        Raises ValueError on all ranks if gradients are already reduced and new ones cannot be
+        added.
+        """
         if not self.has_name:
             self.choose_name(int(requests.is_mixed()))
         self.consensus.begin()
@@ -236,8 +253,10 @@ class Reducer:
             raise self.fail(ValueError(text))
 
     def send_batch(self) -> None:
-        """Sends the gradients that hooks have taken but not sent. Raises the core's error on all
-        ranks."""
+        """Sends the gradients that hooks have taken but not sent.
+
+        If the core refuses them, raises the core's error on all ranks.
+        """
         with self.lock:
             now = self.round
             batch, now.batch = now.batch, []
@@ -247,7 +266,7 @@ class Reducer:
     def close(self, at_step: bool) -> None:
         """Sends the gradients that no hook has sent, then submits the consensus. Does not wait.
 
-        `at_step`: True if step() closes the round.
+        `at_step` is True if step() closes the round.
         """
         now, process_set = self.round, self.settings.process_set
         if now.handles is not None:
@@ -279,7 +298,7 @@ class Reducer:
         self.named = 0
 
     def _sent_parameters(self) -> tuple[int, str]:
-        """Returns (a checksum of the parameters whose gradients were sent, a text about them)."""
+        """Returns a checksum of the parameters whose gradients were sent, and a text about them."""
         total, sent = len(self.gradients), self.round.sent
         if len(sent) == total:
             return total, f"all its {total}"
@@ -292,7 +311,7 @@ class Reducer:
     def synchronize(self, at_step: bool = False) -> None:
         """Blocks until every parameter's `.grad` is reduced and equal on all ranks.
 
-        Does nothing if no gradient was accumulated since the last reduction. `at_step`: True if
+        Does nothing if no gradient was accumulated since the last reduction. `at_step` is True if
         step() calls this. Only one thread at a time may call this.
         """
         with self.lock:
@@ -318,13 +337,13 @@ class Reducer:
         now.again |= not final
         try:
             complaint = self._deliver(final)
-        except FarandoleError:  # all ranks received the same sparse rows, so all raise it
+        except FarandoleError:  # all ranks received the same sparse rows, so all raise this error
             self.drop()
             raise
-        except BaseException as reason:  # on this rank only, for example in a user's decompress()
+        except BaseException as reason:  # this rank only, for example from a user's decompress()
             part.end(reason)
             raise
-        if state.sparse:  # reports one gradient; later rounds report others
+        if state.sparse:  # reports one gradient; if there are others, later rounds report them
             g = self.gradients[state.sparse >> 8]
             g.encoding = g.encoding.rows(like_gradient(g.parameter), state.sparse & 0xFF)
         self.round = Round(again=not final)
@@ -339,8 +358,10 @@ class Reducer:
             self._equality.report()
 
     def _wait(self) -> RoundState:
-        """Waits for the consensus, then for all gradients. Raises the error of a failed round,
-        which has then ended on all ranks."""
+        """Waits for the consensus, then for all gradients.
+
+        If the round has failed, raises the round's error. The round has then ended on all ranks.
+        """
         now, consensus, handles = self.round, self.consensus, self.round.handles
         state = consensus.wait(handles[len(handles) - 1])
         if isinstance(state, Exception):
@@ -369,7 +390,7 @@ class Reducer:
         now, plain = self.round, self.round.plain
         rest = now.sent.items()
         if not now.again:
-            with suppress(RuntimeError):  # a parameter's form has changed: deliver one by one
+            with suppress(RuntimeError):  # if a parameter's form has changed, deliver one by one
                 deque(map(_set_grad, map(_parameter, plain), map(_taken, plain)), 0)
                 for gradient in plain:
                     gradient.grad = None
@@ -382,14 +403,14 @@ class Reducer:
     # ---- failures
 
     def fail(self, reason: Exception, whose: str = "") -> Exception:
-        """Fails the round on all ranks, because this rank cannot complete it. Returns `reason`,
-        with the name of the parameter `whose` in its text, if given.
+        """Makes the round fail on all ranks, because this rank cannot complete it.
 
-        This rank refuses each call that it has not made, so every rank has made or refused every
-        call. No rank waits for another, and all names are free for the next round.
+        Returns `reason`. If `whose` is given, the error's text names that parameter. This rank
+        refuses each call that it has not made, so every rank has made or refused every call.
+        Therefore no rank waits for another, and all names are free for the next round.
         """
         if whose:
-            with suppress(TypeError):  # the class's constructor takes other arguments
+            with suppress(TypeError):  # the error's constructor may take other arguments
                 reason = type(reason)(f"the gradient of {whose}: {reason}")
         calls = [self.consensus.call] if self.round.handles is None else []
         calls += [g.encoding.call for g in self.gradients if not self.round.sent.get(g)]
@@ -398,8 +419,11 @@ class Reducer:
         return reason
 
     def drop(self) -> None:
-        """Ends a failed round without results. The next round first waits until the calls of this
-        round have ended. They will end, because every rank has made or refused each of them."""
+        """Ends a failed round without results.
+
+        The next round first waits until this round's calls have ended. They will end, because every
+        rank has made or refused each of them.
+        """
         now = self.round
         handles = now.sent.values() if now.handles is None else now.handles
         numbers = [*filter(None, handles)]
@@ -412,8 +436,10 @@ class Reducer:
         self.round = Round()
 
     def leave_if_open(self, why: str) -> None:
-        """If a round is open, ends this rank's part in the job and raises. No rank can complete
-        that round any more."""
+        """If a round is open, ends this rank's part in the job and raises an error.
+
+        Call this when no rank can complete that round any more.
+        """
         if self.round.open:
             part.check()
             reason = self._unfinished(why)
@@ -421,8 +447,11 @@ class Reducer:
             raise reason
 
     def on_pass_lost(self, inside: object) -> None:
-        """Called when an exception has ended the pass `inside`. Like leave_if_open(), but waits a
-        moment. If the exception ends the program meanwhile, peers receive it as the cause."""
+        """Called when an exception has ended the pass `inside`.
+
+        Does the same as leave_if_open(), but a moment later. If the exception ends the program
+        meanwhile, peers receive that exception as the cause.
+        """
         now, world = self.round, requests.world()
         if now.inside is not inside:
             return
@@ -439,7 +468,7 @@ class Reducer:
     # ---- between passes
 
     def reset(self) -> None:
-        """Restarts the counts; zero_grad() calls this."""
+        """Restarts the counts. zero_grad() calls this."""
         self.leave_if_open("zero_grad() was called")
         self.accumulation.restart(reduced=False)
         for gradient in self.gradients:

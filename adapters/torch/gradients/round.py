@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A round, and the consensus that ends it. A round is one reduction of an optimizer's gradients, by
-a backward pass or by step(). Used on the threads that send gradients and wait for them."""
+"""A round, and the consensus that ends a round.
+
+A round is one reduction of an optimizer's gradients, by a backward pass or by step(). The classes
+are used on the threads that send gradients and on those that wait for them.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ _INT64 = DTYPES.index("int64")
 
 
 def no_pass() -> None:
-    """Value of Round.inside if the round belongs to no pass, or to a pass that has ended."""
+    """The value of Round.inside if the round belongs to no pass, or to a pass that has ended."""
 
 
 class Round:
-    """The state of one round. Each round has a new object, so no state of earlier ones remains."""
+    """The state of one round. Each round has a new object, so nothing of earlier rounds remains."""
 
     __slots__ = (
         *("again", "batch", "closing", "handles", "inside", "late", "memory", "open", "plain"),
@@ -36,39 +39,40 @@ class Round:
     )
 
     def __init__(self, again: bool = False) -> None:
-        """`again`: True if an earlier round of the same pass has ended."""
+        """`again` is True if an earlier round of the same pass has ended."""
         self.again = again
-        # Weak reference to the pass; set from the pass's first gradient to its end. Returns None if
-        # an exception has ended the pass.
+        # Weak reference to the pass, set from the pass's first gradient to the end of the pass. The
+        # reference returns None if an exception has ended the pass.
         self.inside: Callable[[], BackwardPass | None] = no_pass
-        self.open = False  # gradients may have been sent
-        self.closing = False  # the end of the pass will close the round
-        self.sending = False  # gradients are sent as they are accumulated
-        self.late = False  # a gradient was accumulated again after it had been sent
-        self.sparse = 0  # as in RoundState
-        self.batch: list[Gradient] = []  # taken by hooks, but not sent yet
-        self.plain: list[Gradient] = []  # sent in a batch; each becomes `.grad` unchanged
-        self.sent: dict[Gradient, int] = {}  # all gradients that were sent -> the core's handles
-        # int64_t[] of these handles and the handle of the consensus; set once the round is closed.
+        self.open = False  # True if gradients may have been sent
+        self.closing = False  # True if the end of the pass will close the round
+        self.sending = False  # True if gradients are sent as they are accumulated
+        self.late = False  # True if a gradient was accumulated again after it had been sent
+        self.sparse = 0  # see RoundState
+        self.batch: list[Gradient] = []  # gradients that hooks have taken but not sent yet
+        self.plain: list[Gradient] = []  # gradients sent in a batch; each becomes `.grad` unchanged
+        self.sent: dict[Gradient, int] = {}  # each gradient that was sent, and the core's handle
+        # int64_t array of these handles and the consensus's handle. Set when the round is closed.
         self.handles: Any = None
         self.memory: set[int] = set()  # addresses of gradients that are reduced in place
 
 
 class RoundState(NamedTuple):
-    """One rank's view of the round that it closes. The allreduce gives the largest values."""
+    """One rank's view of the round that it closes. The allreduce returns the largest values."""
 
-    late: int  # 1: a gradient was accumulated again after it had been sent
-    sparse: int  # (number << 8) + sparse_dim of a gradient that is unexpectedly sparse; 0: none
+    late: int  # 1 if a gradient was accumulated again after it had been sent
+    # (number << 8) + sparse_dim of a gradient that is unexpectedly sparse, or 0 if there is none.
+    sparse: int
     # Fields that must be equal on all ranks:
-    at_step: int  # 1: step() closes the round; 0: a backward pass or synchronize()
-    steps: int  # step() calls since the last join()
-    parameters: int  # a checksum of the parameters whose gradients this rank has sent
-    named: int  # optimizers, including this one, that get a name in this round
-    # Compared, but not required to be equal; see Consensus.equal_models:
-    model: int  # a digest of this rank's model, never negative; 0: not compared now
+    at_step: int  # 1 if step() closes the round, 0 if a backward pass or synchronize() does
+    steps: int  # number of step() calls since the last join()
+    parameters: int  # checksum of the parameters whose gradients this rank has sent
+    named: int  # number of optimizers, including this one, that get a name in this round
+    # This field is compared, but need not be equal on all ranks; see Consensus.equal_models.
+    model: int  # digest of this rank's model, never negative; 0 if models are not compared now
 
 
-_FREE = 2  # the first two fields may differ
+_FREE = 2  # number of fields, at the front, that may differ between ranks
 _COUNT = len(RoundState._fields)
 _REMEDIES = {
     "at_step": "some ranks reduce in backward(), others in step(): make equally many backward "
@@ -80,34 +84,41 @@ _REMEDIES = {
 
 
 class Consensus:
-    """The allreduce by which ranks agree how they have closed a round. An optimizer has one
-    Consensus in each world. Its name starts with the scope of the optimizer's other calls."""
+    """The allreduce by which ranks check that they have all closed a round in the same way.
+
+    An optimizer has one Consensus in each world. The allreduce's name starts with the same scope as
+    the names of the optimizer's other calls.
+    """
 
     def __init__(self, process_set: int, world: int) -> None:
-        """`world`: number of the present world; 0: the calls get their names later."""
+        """`world` is the number of the present world, or 0 if the calls get their names later."""
         self.scope = next_scope("optimizer", process_set) if world else "optimizer"
         self.world = world
         self.call = Call(Op.ALLREDUCE, f"{self.scope}.consensus", process_set, Max)
         shape = (2 * _COUNT - _FREE,)
         self._prepared = PreparedCall(self.call, Buffer(0, _INT64, shape, None))
-        # Memory of the call: all fields, then the compared fields negated. The maxima of the two
-        # halves are the largest values, and the negated smallest values of the compared fields.
+        # The call's memory holds all fields of a RoundState, then the compared fields negated. The
+        # maximum over the ranks therefore yields the largest value of each field, then the negated
+        # smallest value of each compared field.
         self._words = array("q")
         self._own_part = ""
         self.equal_models = True  # True if the models were equal in the last round
-        self.left: list[int] = []  # handles of a failed round, whose names may be in use
+        self.left: list[int] = []  # handles of a failed round, whose names may still be in use
 
     def begin(self) -> None:
-        """Waits until the calls of a failed round have released their names. Call this before the
-        first gradient of a round is sent."""
+        """Waits until the calls of a failed round have released their names.
+
+        Call this before a round's first gradient is sent.
+        """
         left, self.left = self.left, []
         for handle in left:
             outcome((handle,))
 
     def submit(self, state: RoundState, own_part: str) -> int:
-        """Submits this rank's state, after all gradients. Returns the core's handle.
+        """Submits this rank's state. Call this after all gradients. Returns the core's handle.
 
-        `own_part` names the gradients that this rank has sent, for the error if ranks differ.
+        `own_part` describes the gradients that this rank has sent, for the error text in case that
+        ranks differ.
         """
         self._own_part = own_part
         self._words = words = array("q", [*state, *(-x for x in state[_FREE:])])
@@ -115,7 +126,7 @@ class Consensus:
         return leases.lend(self._prepared.start, address, address, words)
 
     def wait(self, handle: int) -> RoundState | Exception:
-        """Waits for the call. Returns the largest values, or the error, equal on all ranks."""
+        """Waits for the call. Returns the largest values or the error, equal on all ranks."""
         if failure := outcome((handle,)):
             return failure
         state = RoundState(*self._words[:_COUNT])
@@ -140,6 +151,6 @@ class Consensus:
 
 
 def outcome(handles: Any) -> Exception | None:
-    """Waits for these calls. Returns the error of one of them, or None."""
+    """Waits for these calls. Returns the error of a call that has failed, or None."""
     code = wait_until(handles, None)
     return None if code == lib.FARANDOLE_OK else error(code)
