@@ -49,7 +49,8 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
 }
 
 constexpr int64_t kLongestLead = 2'000'000'000;  // time from asking for stacks to failing the call
-// The job may end when a bucket's member has been silent for this long, because a loaded machine answers late.
+// The job may end when a bucket's member has been silent for this long. On a loaded machine, even a healthy rank may
+// answer late.
 constexpr int64_t kGoneNs = 10'000'000'000;
 constexpr int64_t kTickPauseNs = 100'000'000;  // least time between ticks for reported buckets
 constexpr size_t kMaxReports = 20;             // number of failures that show stacks
