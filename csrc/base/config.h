@@ -63,6 +63,14 @@ struct Config {
   double checkpoint_seconds;
   int64_t verify_every;
 
+  // Seconds without progress after which a wire or a GPU library ends a bucket; 0: never. The stall monitor's error comes
+  // first, because it can name the rank: a waiting rank reports its bucket every stall_abort / 4, and a silent member has
+  // 1.5 s to stall_abort / 4 to answer, so the monitor has decided after 1.75 * stall_abort + 1.6 s.
+  double silence_limit() const {
+    constexpr double kMonitorSeconds = 2;
+    return stall_abort > 0 ? 2 * stall_abort + kMonitorSeconds : 0;
+  }
+
   std::vector<std::string> library_folders;  // folders of Python packages with GPU libraries
   std::string tuning;                        // path of the tuning file that was read
   std::vector<Source> sources;               // one per row of variables()

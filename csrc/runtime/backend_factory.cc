@@ -133,7 +133,7 @@ std::unique_ptr<Backend> BackendFactory::backend_across_hosts(SetId id, const Pr
   setup.sizes = blocks.sizes;
   setup.sizes.most_chunk = setup.wire->most_bytes();
   setup.slots = blocks.slots;
-  setup.silence = config_.stall_abort;
+  setup.silence = config_.silence_limit();
   setup.names = names_of(set);
   setup.watch = phases_of_(id);
   return std::make_unique<HierarchicalBackend>(std::move(setup));

@@ -105,8 +105,8 @@ struct Post {
   Failure refusal = {};  // an argument error, so this rank makes no call and the peer's call fails
 };
 // This rank cannot take part in a call because of an argument error, so the calls of its peers fail, too. A Refuse
-// counts as the rank's report of the call. The rank reports the name again only after the call's Fail. A rank never
-// refuses a call that it has in flight, and never refuses a call after it has joined.
+// counts as the rank's report of the call. If the rank reports the name again before the call's Fail, that report
+// means the next call, and so does a refusal of a name that it has in flight. A rank refuses no call after it has joined.
 struct Refuse {
   CallKey key;
   Failure failure;

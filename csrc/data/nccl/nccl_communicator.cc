@@ -232,8 +232,8 @@ Deadline NcclCommunicator::Shared::look() {
          "to a network that connects all ranks, and set NCCL_DEBUG=INFO to see more");
   } else if (done_by.expired()) {
     fail(
-        "a launched bucket did not end within FARANDOLE_STALL_ABORT: a GPU or a link hangs, or the "
-        "ranks launch NCCL work in different orders; then set FARANDOLE_GPU_ORDER=program");
+        "a launched bucket did not end within twice FARANDOLE_STALL_ABORT: a GPU or a link hangs, "
+        "or the ranks launch NCCL work in different orders; then set FARANDOLE_GPU_ORDER=program");
   }
   if (!fails_by_.is_never()) return fails_by_;
   const bool works = state == State::kBusy || launches > 0 || std::exchange(fresh_, false);

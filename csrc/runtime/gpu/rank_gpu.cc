@@ -111,7 +111,7 @@ void RankGpu::open_library(const OpenGpu& step, int member, int members) {
                                       member,
                                       members,
                                       nanoseconds(config_.init_timeout),
-                                      nanoseconds(config_.stall_abort),
+                                      nanoseconds(config_.silence_limit()),
                                       ring_};
   lane_.open(step.set, std::make_unique<NcclBackend>(mover_, setup));
 }

@@ -136,6 +136,16 @@ TEST(job_wide_settings_are_those_of_rank_0) {
   CHECK(source_of(other, "FARANDOLE_STAGING_SLOTS") == Source::kDefault);
 }
 
+// The stall monitor decides within 1.75 times its limit and 1.6 s, and only its error can name a rank.
+TEST(a_silent_wire_is_given_more_time_than_the_stall_monitor_needs) {
+  Config config{};
+  CHECK_EQ(config.silence_limit(), 0.0);  // never
+  for (double limit : {0.1, 1.0, 4.0, 300.0, 1e6}) {
+    config.stall_abort = limit;
+    CHECK(config.silence_limit() > 1.75 * limit + 1.6);
+  }
+}
+
 // Where HOME is /tmp, anybody can put a file at the usual place. Only a file that the user names is asked for.
 TEST(a_tuning_file_of_others_at_the_usual_place_is_not_used) {
   Surroundings here;

@@ -17,7 +17,7 @@ constexpr int64_t kMoment = kSecond / 5;      // for which a rank may stop unnot
 constexpr uint64_t kTurns = 4000;             // in which faults begin
 constexpr uint64_t kMostTurns = 20'000'000;
 // Until then each call of a broken job has ended: a wire's patience, and that of a rank that leaves.
-constexpr int64_t kPatience = 4 * kSecond;
+constexpr int64_t kPatience = 8 * kSecond;
 // So long a bucket may stand still whose ranks do not answer.
 constexpr int64_t kStandstill = 4 * kSecond;
 // So long a call takes that all ranks have made, apart from the batches of hosts.
