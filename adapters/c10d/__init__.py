@@ -24,10 +24,10 @@ _watches = False
 
 
 def register() -> None:
-    """Registers the backend; does nothing if torch was built without torch.distributed.
+    """Registers the backend. Does nothing if torch was built without torch.distributed.
 
-    Also sets RANK and similar variables from the launcher's variables. If the ranks have not met by
-    the first optimizer step, the process warns.
+    Also sets RANK and similar variables from the launcher's variables. If the ranks have not met
+    when the first optimizer step ends, the process warns.
     """
     global _watches
     if not dist.is_available():
@@ -42,6 +42,6 @@ def register() -> None:
 
 
 def _stepped(*_: Any) -> None:
-    """torch calls this after every step of every optimizer; only the first call has an effect."""
+    """torch calls this after every step of every optimizer. Only the first call has an effect."""
     if unmet.is_open():
         unmet.mark_met() if dist.is_initialized() else unmet.warn_if_unmet()

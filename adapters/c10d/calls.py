@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates each collective of c10d into one call of the core. Used by group.py, in any thread.
+"""Translates each c10d collective into one call of the core. group.py uses it from any thread.
 
 A plan function takes the group, the method's arguments and c10d's options. It makes the checks that
-the core can't. Tensors that are not contiguous are sent from copies, which `finish` copies back.
+the core cannot make. If a tensor is not contiguous, the core gets a copy of the tensor, and
+`finish` copies the result back.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["PLANS", "Options", "Plan", "check_writable", "one", "output_for"]
 
 Tensors = Sequence[Tensor]
 Nested = Sequence[Sequence[Tensor]] | Sequence[Tensor]
-# For each output that the core allocates: its memory, and the number of rows from each member.
+# For each output that the core allocates, the output's memory and every member's number of rows.
 Received = Sequence[tuple[Tensor, tuple[int, ...]]]
 Finish = Callable[[Received], None]
 
@@ -49,7 +50,7 @@ _BITWISE = {
 
 @dataclass
 class Options:
-    """c10d's options that farandole uses. `root`: a rank of the group; `timeout`: in seconds."""
+    """c10d's options that farandole uses. `root` is a rank of the group; `timeout` is seconds."""
 
     op: Any = ReduceOp.SUM
     root: int = 0
@@ -58,23 +59,26 @@ class Options:
 
 @dataclass
 class Plan:
-    """One call. If an output is None, the core allocates the output; for a reduction, it drops the
-    result instead."""
+    """A planned call. If an output is None, the core allocates that output.
+
+    For a reduction, None instead means that the core drops the result.
+    """
 
     op: Op
     inputs: Tensors
     outputs: Sequence[Tensor | None]
-    results: Tensors  # c10d's outputs, complete after `finish`
+    results: Tensors  # c10d's outputs, which are complete after `finish`
     finish: Finish
     terms: dict[str, Any] = field(default_factory=dict)  # more fields of Call
 
     def writes(self) -> Tensors:
-        """All tensors of the program that the core or `finish` writes."""
-        return () if self.finish is _write_nothing else self.results  # nothing at a broadcast root
+        """Returns the user's tensors to which the core or `finish` writes."""
+        # A broadcast does not write to the root's tensor.
+        return () if self.finish is _write_nothing else self.results
 
 
 def one(x: Tensor | Tensors) -> Tensor:
-    """The only tensor of a list. c10d takes lists because a process once had several GPUs."""
+    """Returns a list's only tensor. c10d takes lists because processes once had several GPUs."""
     if isinstance(x, Tensor):
         return x
     if len(x) != 1:
@@ -92,7 +96,7 @@ def _many(xs: Nested | Tensor) -> list[Tensor]:
 
 
 def _contiguous(x: Tensor) -> Tensor:
-    """`x`, or a copy if it is not contiguous."""
+    """Returns `x`, or a copy if `x` is not contiguous."""
     check(x)
     return in_order(x.detach())
 
@@ -106,14 +110,14 @@ def _copied(xs: Tensors) -> list[Tensor]:
 
 
 def output_for(x: Tensor) -> Tensor:
-    """`x`, or uninitialized memory of its shape if it is not contiguous."""
+    """Returns `x`, or uninitialised memory with the shape of `x` if `x` is not contiguous."""
     check(x)
     dense = x.is_contiguous() and not is_lazy(x)
     return x.detach() if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def _apart(x: Tensor, others: Tensors, copy: bool = False) -> Tensor:
-    """`x`, or new memory if it overlaps `others`. `copy`: the new memory gets `x`'s values."""
+    """Returns `x`, or new memory if `x` overlaps `others`. With `copy`, the values are copied."""
     begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
     if not any(y.data_ptr() < end and begin < y.data_ptr() + y.nbytes for y in others):
         return x
@@ -121,7 +125,7 @@ def _apart(x: Tensor, others: Tensors, copy: bool = False) -> Tensor:
 
 
 def check_writable(plan: Plan) -> None:
-    """Raises ValueError if elements of a result share memory, or an earlier call uses a result."""
+    """Raises ValueError if elements of a result share memory or an earlier call uses a result."""
     # The core itself checks these outputs.
     own = {(y.data_ptr(), y.nbytes) for y in plan.outputs if y is not None}
     for x in plan.writes():
@@ -139,14 +143,14 @@ def _write(results: Tensors, buffers: Tensors, _: Received = ()) -> None:
 
 
 def _kind(op: Any) -> Any:
-    """The kind of reduction, without the factor of PREMUL_SUM."""
+    """Returns the kind of reduction, without PREMUL_SUM's factor."""
     return getattr(op, "op", op)
 
 
 def _terms(op: Any, xs: Tensors) -> dict[str, Any]:
     kind = _kind(op)
     if kind == ReduceOp.SUM and all(x.dtype is torch.bool for x in xs):
-        kind = ReduceOp.MAX  # in c10d both mean "any"; DTensor relies on it
+        kind = ReduceOp.MAX  # for bool, c10d's SUM and MAX both mean "any", and DTensor needs that
     if kind == ReduceOp.PREMUL_SUM:
         factor = getattr(op, "factor", None)
         return {
@@ -205,7 +209,7 @@ def _allreduce_coalesced(group: Any, tensors: Tensors, options: Options) -> Plan
 
 
 def _reduced(group: Any, xs: Tensors, options: Options, keep: bool = True) -> Plan:
-    """Plans a reduction. `keep`: True if this rank gets the result."""
+    """Plans a reduction. `keep` is True if this rank gets the result."""
     if _is_bitwise(options):
         return _combined(group, xs, options, keep)
     buffers = [_contiguous(x) for x in xs]
@@ -222,7 +226,7 @@ def _write_nothing(_: Received) -> None:
 
 
 def _combined(group: Any, xs: Tensors, options: Options, keep: bool) -> Plan:
-    """Plans a bitwise reduction. The core has none: every rank gathers and combines all inputs."""
+    """Plans a bitwise reduction. The core has none, so all ranks gather and combine all inputs."""
     wholes = [torch.empty((group.size(), *x.shape), dtype=x.dtype, device=x.device) for x in xs]
     combine = _BITWISE[_kind(options.op)]
     if any(x.is_floating_point() or x.is_complex() for x in xs):
@@ -267,7 +271,7 @@ def _scattered(group: Any, ys: Tensors, wholes: Tensors, options: Options) -> Pl
 
 
 def _parted(what: str, whole: Tensor, part: Tensor, size: int) -> Tensor:
-    """Views `whole` as one row per rank; each row has the shape of `part`."""
+    """Views `whole` as one row per rank. Each row has the shape of `part`."""
     if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
         raise ValueError(
             f"{what} has shape {tuple(whole.shape)} and dtype {whole.dtype}: for {size} ranks and "
@@ -295,7 +299,7 @@ def _gathered(group: Any, wholes: Tensors, parts: Tensors) -> Plan:
     for target, part in zip(targets, parts, strict=True):
         _parted("output", target, part, group.size())
     rows = [_contiguous(x).unsqueeze(0) for x in parts]
-    for i, row in enumerate(rows):  # a row may overlap only its own place in the output
+    for i, row in enumerate(rows):  # a row may overlap the output only at this rank's row
         own = targets[i].data_ptr() + group.rank() * row.nbytes
         if row.data_ptr() != own:
             rows[i] = _apart(row, targets, copy=True)
@@ -412,8 +416,8 @@ def _barrier(group: Any, options: Options) -> Plan:
     return Plan(Op.BARRIER, [], [], [], _write_nothing)
 
 
-# Key: name of c10d's method. Value: the core's operation, the plan function, and the names of the
-# options that may be passed by position instead of in an options object.
+# The key is the name of c10d's method. The value holds the core's operation, the plan function, and
+# the names of the options that may be passed by position instead of in an options object.
 PLANS: dict[str, tuple[Op, Callable[..., Plan], tuple[str, ...]]] = {
     "allreduce": (Op.ALLREDUCE, _allreduce, ("op", "timeout")),
     "allreduce_coalesced": (Op.ALLREDUCE, _allreduce_coalesced, ("op", "timeout")),
@@ -432,7 +436,7 @@ PLANS: dict[str, tuple[Op, Callable[..., Plan], tuple[str, ...]]] = {
     "all_to_all_single": (Op.ALLTOALL, _all_to_all_single, ("timeout",)),
     "barrier": (Op.BARRIER, _barrier, ("timeout",)),
 }
-# Other names of the same methods, in this c10d or in older ones.
+# Other names of the same methods, in the present version of c10d or in older ones.
 PLANS |= {
     "_allgather_base": PLANS["all_gather_single"],
     "allgather_into_tensor_coalesced": PLANS["all_gather_single_coalesced"],

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process group of torch.distributed. Any thread may call it.
+"""The process group for torch.distributed. Its methods may be called from any thread.
 
-Calls have no names: the core matches them by their order in the group's process set. torch requires
+Calls have no names. The core matches them by their order in the group's process set. torch requires
 that all ranks make calls in the same order, even if several threads make them.
 """
 
@@ -32,20 +32,22 @@ from farandole.torch.compiling import stay_outside
 
 __all__ = ["FarandoleGroup"]
 
-_MANY = 1000  # with more handles, the group drops those that have ended
+_MANY = 1000  # if the group has more handles than this, it drops the handles of ended calls
 # Since torch 2.8, c10d sets `asyncOp` for all collectives, and accepts None as the work of a
 # synchronous call. Earlier versions set it for two collectives only, and wait for every work.
 _WORK_MAY_BE_NONE = hasattr(AllreduceOptions, "asyncOp")
-_PLACES = 1024  # limit for calls whose futures run callbacks at the same time
-_MOST_PREPARED = 256  # prepared calls of one group
-# Asymmetric collectives: ranks may make the same call on different lines of the program.
+_PLACES = 1024  # largest number of calls whose futures may run callbacks at the same time
+_MOST_PREPARED = 256  # largest number of prepared calls of one group
+# Asymmetric collectives, for which ranks may make the same call on different lines of the program.
 _UNLIKE = ("gather", "reduce")
 Uses = tuple[list[Any], list[Any]]
 
 
 class FarandoleGroup(ProcessGroup):
-    """A group of ranks, with c10d's collectives: each row of PLANS (c10d/calls.py) defines one
-    method."""
+    """A group of ranks with c10d's collectives.
+
+    Each row of PLANS, in c10d/calls.py, defines one method.
+    """
 
     supports_splitting = True
     supports_coalescing = False
@@ -53,7 +55,7 @@ class FarandoleGroup(ProcessGroup):
     options = None
 
     def __init__(self, members: ProcessSet, label: str, timeout: timedelta, store: Any) -> None:
-        """`members`: a process set that only this group uses; `label`: its name in errors."""
+        """`members` is a process set that only this group uses. Errors call the group `label`."""
         self.ranks: list[int] = members.ranks or []
         place: Any = (members.rank(), len(self.ranks))  # torch has no stub of this __init__
         super().__init__(*place)
@@ -63,8 +65,8 @@ class FarandoleGroup(ProcessGroup):
         self._timeout = timeout
         self._futures = Futures()
         self._calls = 0
-        self._numbers: list[int] = []  # the core's handles of calls that may be under way
-        self._prepared: dict[Hashable, PreparedPlan] = {}  # by key_of()
+        self._numbers: list[int] = []  # handles of calls that may still be under way
+        self._prepared: dict[Hashable, PreparedPlan] = {}  # keys are made by key_of()
         self._name = self._description = ""
         self._end = weakref.finalize(self, _end, members, label, self._futures)
         self._end.atexit = False
@@ -72,7 +74,7 @@ class FarandoleGroup(ProcessGroup):
     # ---- calls
 
     def start(self, kind: str, *args: Any, **kwargs: Any) -> Work | None:
-        """Starts the collective that c10d calls `kind`; reports an error to the other ranks.
+        """Starts the collective that c10d calls `kind`. Reports an error to the other ranks.
 
         Returns None if the options ask for a synchronous call and the call is complete.
         """
@@ -86,7 +88,7 @@ class FarandoleGroup(ProcessGroup):
             key = x = y = given = None
         try:
             plan = self._prepared.get(key)
-            # A barrier must also wait for calls in flight; a prepared plan cannot.
+            # A barrier must also wait for calls in flight. A prepared plan cannot do that.
             if plan is not None and not (kind == "barrier" and self._in_flight()):
                 if memory_in_use.count():
                     memory_in_use.wait_for_users(*self._uses(kind, x, y, given))
@@ -110,8 +112,10 @@ class FarandoleGroup(ProcessGroup):
     def _start_planned(
         self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
     ) -> tuple[GroupWork, Plan, Call, Buffer]:
-        """Plans and submits a call; returns the Work, the Plan, and the Call and Buffer that
-        prepare() needs."""
+        """Plans and submits a call.
+
+        Returns the Work, the Plan, and the Call and Buffer that prepare() needs.
+        """
         _, plan_of, names = PLANS[kind]
         count = plan_of.__code__.co_argcount - 2
         args, options = _options(names, args, kwargs, count)
@@ -132,7 +136,7 @@ class FarandoleGroup(ProcessGroup):
         results = [] if y is None else [y]
         handle = OneHandle(number, results, self._text(kind), seconds)
         work = GroupWork(handle, results, self._futures, [], self._place(), self.ranks)
-        # Recorded even if the caller waits, because that wait may time out.
+        # Records the tensors even if the caller will wait at once, because that wait may time out.
         memory_in_use.add(work, *self._uses(kind, x, y, options))
         return work
 
@@ -146,7 +150,7 @@ class FarandoleGroup(ProcessGroup):
     def _submit(
         self, kind: str, plan: Plan, options: Options, name: str | None
     ) -> tuple[GroupWork, Call, Buffer]:
-        """Submits a planned call; returns the Work, and the Call and Buffer for prepare()."""
+        """Submits a planned call. Returns the Work, and the Call and Buffer for prepare()."""
         call = Call(plan.op, name, self._set.process_set_id or 0, **plan.terms)
         kinds, inputs = describe(plan.inputs, in_place=False)
         outputs = [NOTHING if y is None else describe([y], True)[1][0] for y in plan.outputs]
@@ -158,7 +162,7 @@ class FarandoleGroup(ProcessGroup):
         self._note(numbers)
 
         def collect(handles: Any) -> None:
-            for number in earlier:  # also calls whose Work object the caller dropped
+            for number in earlier:  # includes calls whose Work object the caller has dropped
                 wait_until((number,), None)
             received = []
             if call.op in (Op.ALLTOALL, Op.ALLGATHER) and plan.outputs[0] is None:
@@ -171,7 +175,7 @@ class FarandoleGroup(ProcessGroup):
         seconds = self._timeout.total_seconds() if options.timeout is None else options.timeout
         handle = handle_of(numbers, inputs, plan.inputs, collect, self._text(kind), seconds)
         devices = {x.device for x in plan.results if x.device.type != "cpu"}
-        # A callback's call may end before earlier calls of the group do.
+        # A call that a callback has made may end before the group's earlier calls.
         named = None, (self._set.process_set_id, name)
         futures, place = named if name else (self._futures, self._place())
         results, gpus = list(plan.results), sorted(devices, key=str)
@@ -186,15 +190,21 @@ class FarandoleGroup(ProcessGroup):
         return f"{kind}, call {self._calls} in {self.label}"
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> GroupWork:
-        """Starts to send a tensor to `destination`, a rank of the group; reports an error to it."""
+        """Starts to send a tensor to `destination`, a rank of the group.
+
+        Reports an error to that rank.
+        """
         return messages.send(tensors, destination, **self._terms("send", tag))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> GroupWork:
-        """Starts to receive a tensor from `source`, a rank of the group; reports an error to it."""
+        """Starts to receive a tensor from `source`, a rank of the group.
+
+        Reports an error to that rank.
+        """
         return messages.receive(tensors, source, **self._terms("recv", tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
-        """Starts to receive a tensor from any rank; the work's source_rank() returns that rank."""
+        """Starts to receive a tensor from any rank. The work's source_rank() returns that rank."""
         return messages.receive(tensors, None, **self._terms("recv", tag))
 
     def _terms(self, kind: str, tag: int) -> dict[str, Any]:
@@ -214,7 +224,7 @@ class FarandoleGroup(ProcessGroup):
             self._in_flight()
 
     def _in_flight(self) -> list[int]:
-        """Handles of the group's unfinished calls; c10d's barrier waits until all have ended."""
+        """Returns the handles of the group's unfinished calls, for which c10d's barrier waits."""
         if not self._numbers:
             return self._numbers
         self._numbers = sorted({number for number, _ in in_flight()}.intersection(self._numbers))
@@ -223,9 +233,9 @@ class FarandoleGroup(ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier. Its time-out error names every missing rank, whatever `wait_all_ranks` is.
+        """A barrier whose time-out error names every missing rank, whatever `wait_all_ranks` is.
 
-        A `timeout` of 0 raises at once if a rank is missing.
+        If `timeout` is 0, it raises at once if a rank is missing.
         """
         least = None if timeout is None else max(timeout, timedelta(microseconds=1))
         if (work := self.start("barrier", timeout=least)) is not None:
@@ -242,7 +252,7 @@ class FarandoleGroup(ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """Creates a subgroup of `ranks`. Only these need to call this; other ranks get None."""
+        """Creates a subgroup of `ranks`. Only these ranks need to call this. Others get None."""
         from farandole.c10d.world import split
 
         name = group_name or f"{self._name}:{ranks}"
@@ -299,7 +309,7 @@ class FarandoleGroup(ProcessGroup):
         return self._description
 
     def _set_sequence_number_for_group(self) -> None:
-        """Does nothing: the core counts calls."""
+        """Does nothing, because the core counts calls."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._calls
@@ -311,8 +321,10 @@ class FarandoleGroup(ProcessGroup):
 def _options(
     names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], count: int
 ) -> tuple[tuple[Any, ...], Options]:
-    """Splits the arguments: the first `count`, and the options. These are c10d's options object or
-    separate values."""
+    """Splits the arguments into the first `count` arguments and the options.
+
+    The options may be passed as c10d's options object or as separate values.
+    """
     args, rest = args[:count], args[count:]
     given: Any = kwargs.pop("opts", None)
     if rest and hasattr(rest[0], "timeout"):

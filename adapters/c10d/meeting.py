@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets torch.distributed find the ranks of a job through farandole, and farandole through torch.
+"""Lets torch.distributed find a job's ranks through farandole, and farandole through torch.
 
-`env://`, c10d's default, needs variables that torchrun sets and mpirun does not. If they are
-missing, farandole's ranks agree on a store (meet). Ranks that have a store and no launcher, such as
-those of torch.multiprocessing, start farandole over that store (StoreBootstrap).
+`env://`, c10d's default, needs variables that torchrun sets and mpirun does not set. If the
+variables are missing, meet() lets farandole's ranks agree on a store. Ranks that have a store but
+no launcher, such as those of torch.multiprocessing, start farandole over that store, through
+StoreBootstrap.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ Met = Iterator[tuple[Store, int, int]]  # what c10d expects: store, rank, world 
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _LONGEST_NOTE, _LONGEST_RECORD = 2000, 8000  # bytes
 _STORE = "torch.distributed store"  # name of the call that broadcasts the store's address
-_PUBLIC = b"whoever reaches the network knows this"  # used if FARANDOLE_TRUST_NETWORK=1
+# Replaces the secret if FARANDOLE_TRUST_NETWORK=1.
+_PUBLIC = b"whoever reaches the network knows this"
 _TRUSTED = (
     "farandole: FARANDOLE_TRUST_NETWORK=1: any process that reaches this network can derive the "
     "job's keys"
@@ -64,9 +66,10 @@ _TRUSTED = (
 
 
 def has_launcher() -> bool:
-    """True if farandole.init() can find this process's rank.
+    """Returns True if farandole.init() can find this process's rank.
 
-    WORLD_SIZE without RANK does not count: users of torch.multiprocessing set it for their scripts.
+    WORLD_SIZE without RANK does not count, because users of torch.multiprocessing set it for their
+    own scripts.
     """
     named = os.environ.get("FARANDOLE_RENDEZVOUS", "") not in ("", "none")
     found = launchers.launcher()
@@ -74,10 +77,10 @@ def has_launcher() -> bool:
 
 
 def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
-    """Opens a store for env:// over farandole's ranks. Collective.
+    """Opens a store for env:// over farandole's ranks. This is a collective.
 
     Returns None if init() has not run and no launcher has started this process. Raises ValueError
-    if a "rank" or "world_size" in `asked` differs from farandole's.
+    if `asked` has a "rank" or "world_size" that differs from farandole's.
     """
     unmet.mark_met()
     if not (topology.is_initialized() or has_launcher()):
@@ -95,17 +98,17 @@ def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
 
 
 def _open_store(timeout: timedelta) -> TCPStore:
-    """Opens a store that rank 0 serves at a free port. Collective."""
+    """Opens a store that rank 0 serves at a free port. This is a collective."""
     root, server = topology.rank() == 0, None
     alone = topology.size() == topology.local_size()
     host = "127.0.0.1" if alone else socket.gethostname()
     how: dict[str, Any] = {"wait_for_workers": False}
-    if root and alone:  # farandole's socket: torch's would listen on all networks
+    if root and alone:  # passes a socket of farandole, because torch's would listen on all networks
         with socket.create_server((host, 0)) as here:
             port, how["master_listen_fd"] = here.getsockname()[1], here.detach()
         try:
             server = TCPStore(host, port, None, True, timeout, **how)
-        except NotImplementedError:  # torch 2.4 to 2.7 at least: libuv takes no socket
+        except NotImplementedError:  # in torch 2.4 to 2.7 at least, libuv takes no socket
             server = TCPStore(host, port, None, True, timeout, use_libuv=False, **how)
     elif root:
         server = TCPStore("localhost", 0, None, True, timeout, **how)
@@ -114,32 +117,33 @@ def _open_store(timeout: timedelta) -> TCPStore:
 
 
 class StoreBootstrap(SocketBootstrap):
-    """Bootstrap of ranks that share a c10d store and have no MPI; between hosts they use TCP.
+    """Bootstrap of ranks that share a c10d store and have no MPI. Between hosts they use TCP.
 
-    The store holds rank 0's address and no more, because any process that reaches the store can
-    read and write it. Every rank proves to rank 0 that it belongs to this job and knows the job's
-    secret. Without a secret, rank 0 listens only for processes of its host and user.
+    The store holds only rank 0's address, because any process that reaches the store can read and
+    write it. Every rank proves to rank 0 that it belongs to this job and knows the job's secret.
+    Without a secret, rank 0 accepts only processes of the same host and user.
 
-    The store keeps entries of earlier attempts, whose ranks may have died or given up. So a rank
-    reads the store again if it cannot connect to rank 0, or loses it during the meeting.
+    The store keeps entries of earlier attempts, whose ranks may have died or given up. A rank
+    therefore reads the store again if it cannot connect to rank 0, or if it loses the connection
+    during the meeting.
     """
 
     def __init__(
         self, store: Store, rank: int, size: int, seconds: float, job: bytes = b""
     ) -> None:
-        """Meets the other ranks. Collective; may be repeated with the same store, even after a
-        failure.
+        """Meets the other ranks. This is a collective.
 
-        `seconds`: time limit; `job`: more secret bytes, which only the ranks of this job know.
-        Raises StallError, naming the missing ranks, and LibraryError if ranks of several hosts have
-        no secret.
+        It may be repeated with the same store, even after a failure. `seconds` is the time limit.
+        `job` holds more secret bytes, which only the ranks of this job know. Raises StallError with
+        the missing ranks after the time limit, and LibraryError if ranks on several hosts have no
+        secret.
         """
         self._store, self._key = PrefixStore("farandole", store), f"rank 0 of {size}"
         secret, self._wrong = _own_secret()
         self._knows, self._host = bool(secret), shared_host()
         self._proof = mac(secret, job, _name_of(store), str(size).encode())
-        self._own = b""  # rank 0's entry; empty on other ranks
-        self._seen = b""  # rank 0's entry as read
+        self._own = b""  # the entry that rank 0 has written; empty on other ranks
+        self._seen = b""  # rank 0's entry, as this rank has read it
         self._noted = ""  # key of the note that says why this meeting fails; "" outside a meeting
         self._server: finalize[..., StoreBootstrap] | None = None
         if rank == 0:
@@ -167,7 +171,7 @@ class StoreBootstrap(SocketBootstrap):
                 _warn_of_separate_jobs(size)
 
     def _serve(self, size: int) -> None:
-        """Rank 0 listens until close() or hang_up(), and writes its address into the store."""
+        """Makes rank 0 listen until close() or hang_up(), and writes its address into the store."""
         server = RendezvousServer(size, self._proof, here=not self._knows)
         self._server = finalize(self, server.close)
         self._server.atexit = False
@@ -177,7 +181,7 @@ class StoreBootstrap(SocketBootstrap):
             self._store.set(self._key, text)
 
     def _look(self) -> tuple[str, bytes] | None:
-        """Returns rank 0's address and the proof to show there; None if the store has no entry yet.
+        """Returns rank 0's address and the proof to show there, or None if there is no entry yet.
 
         Raises LibraryError if the ranks cannot meet.
         """
@@ -198,8 +202,11 @@ class StoreBootstrap(SocketBootstrap):
         return address, self._proof
 
     def _check(self) -> None:
-        """Raises LibraryError if another rank reports that this meeting fails, and Left if rank 0
-        has started another meeting."""
+        """Raises an error if this meeting cannot succeed.
+
+        Raises LibraryError if another rank reports that the meeting fails, and Left if rank 0 has
+        started another meeting.
+        """
         super()._check()
         if not self._noted:
             return
@@ -212,7 +219,7 @@ class StoreBootstrap(SocketBootstrap):
             raise LibraryError(f"init(): {printable(text)}")
 
     def _note(self, text: str) -> LibraryError:
-        """Writes into the store why the meeting fails; returns the error for this rank to raise."""
+        """Writes into the store why the meeting fails. Returns the error that this rank raises."""
         with _store_answers():
             self._store.set(self._noted, f"rank {self.rank}: {text}")
         return LibraryError(f"init(): {text}")
@@ -220,7 +227,7 @@ class StoreBootstrap(SocketBootstrap):
     def _read(self, key: str) -> bytes:
         """Returns the value of `key`, or b"" if there is none.
 
-        Uses compare_set(), which never waits: get() would wait forever if a stranger removed the
+        Uses compare_set(), which never waits. get() would wait forever if a stranger removed the
         key. A store class that a user has written may lack compare_set().
         """
         with _store_answers():
@@ -232,20 +239,22 @@ class StoreBootstrap(SocketBootstrap):
             return self._store.get(key) if self._store.check([key]) else b""
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Leaves without telling the other ranks, because the same ranks may meet again."""
+        """Leaves without a message to the other ranks, because the same ranks may meet again."""
         self.hang_up()
         return Goodbyes(goodbye, lambda: None)  # the store may have ended with rank 0
 
     def hang_up(self) -> None:
-        """Closes the connection; the other ranks notice."""
+        """Closes the connection. The other ranks notice this."""
         super().hang_up()
         if self._server is not None:
             self._server()
 
 
 def of_torchrun(seconds: float) -> Bootstrap:
-    """Bootstrap for ranks of several hosts that have torchrun's variables. The ranks meet in
-    torchrun's store, or in a store that rank 0 opens."""
+    """Returns the bootstrap for ranks on several hosts that have torchrun's variables.
+
+    The ranks meet in torchrun's store, or in a store that rank 0 opens.
+    """
     address = [os.environ.get(name, "") for name in _ADDRESS]
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
@@ -265,7 +274,7 @@ def of_torchrun(seconds: float) -> Bootstrap:
     )
 
 
-@cache  # rank 0 serves the store until it ends; multi_tenant lets torch share the port
+@cache  # keeps the store open until rank 0 ends; multi_tenant lets torch share the port
 def _store_at(host: str, port: str, serves: bool, seconds: float) -> TCPStore:
     limit = timedelta(seconds=seconds)
     return TCPStore(host, int(port), None, serves, limit, wait_for_workers=False, multi_tenant=True)
@@ -273,7 +282,7 @@ def _store_at(host: str, port: str, serves: bool, seconds: float) -> TCPStore:
 
 @contextmanager
 def _store_answers() -> Iterator[None]:
-    """Turns an error of the store into a PeerError about the rank or agent behind the store."""
+    """Turns a store's error into a PeerError about the rank or agent that serves the store."""
     try:
         yield
     except FarandoleError:
@@ -286,7 +295,7 @@ def _store_answers() -> Iterator[None]:
 
 
 def _read_record(told: bytes) -> tuple[str, str]:
-    """Decodes rank 0's host and address. Checks them, because anybody may write to the store."""
+    """Decodes rank 0's host and address. Checks both, because anybody can write to the store."""
     try:
         host, address = map(str, json.loads(told[:_LONGEST_RECORD]))
         if not (address.isascii() and address.isprintable()):
@@ -301,16 +310,21 @@ def _written(told: bytes) -> str:
 
 
 def _name_of(store: Store) -> bytes:
-    """Bytes that identify the store: its port or the end of its path. Equal on all ranks."""
+    """Returns bytes that identify the store: its port and the end of its path.
+
+    They are equal on all ranks.
+    """
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    path = PurePath(getattr(store, "path", ""))  # hosts may mount it at different paths
+    path = PurePath(getattr(store, "path", ""))  # hosts may mount the file at different paths
     return f"{getattr(store, 'port', '')} {'/'.join(path.parts[-2:])}".encode()
 
 
 def _warn_of_separate_jobs(size: int) -> None:
-    """Warns if each process of a launcher has started its own job. Does not raise, because a
-    parameter search may want that."""
+    """Warns if each process of a launcher has started its own job.
+
+    Does not raise an error, because a parameter search may want separate jobs.
+    """
     if (found := launchers.launcher()).size > 1:
         text = (
             f"farandole: {found} started {found.size} processes, but all {size} ranks of this job "
@@ -321,7 +335,7 @@ def _warn_of_separate_jobs(size: int) -> None:
 
 
 def _own_secret() -> tuple[bytes, LibraryError | None]:
-    """Returns (this rank's secret or b"", the error to raise once the other ranks have seen it)."""
+    """Returns this rank's secret or b"", and the error to raise once other ranks have seen it."""
     try:
         trusts = setting("FARANDOLE_TRUST_NETWORK") == "1"
         return job_secret() or _PUBLIC * trusts, None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unfinished calls of torch.distributed and the tensors that they use. Called from any thread.
+"""Unfinished torch.distributed calls and the tensors that they use. May be used from any thread.
 
-torch's backends execute the calls of a group in order. So a program may start a call on a tensor
+torch's backends execute a group's calls in order. A program may therefore start a call on a tensor
 that an earlier call still uses, and wait for both calls later. The core would refuse the second
-call; this module delays it until the first has ended.
+call. This module delays the second call until the first call has ended.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ class _Use(NamedTuple):
     work: GroupWork
 
 
-_MOST_SPAN = 64 << 20  # elements; above this span, strided tensors count as overlapping
-_SWEPT = 8  # calls that each add() examines, and completes if they are settled
+# In elements. Strided tensors that span more than this count as overlapping.
+_MOST_SPAN = 64 << 20
+_SWEPT = 8  # number of calls that each add() examines, and completes if they are settled
 _serials = itertools.count()
-_lock = threading.RLock()  # reentrant: a group that the garbage collector ends calls sweep()
+_lock = threading.RLock()  # reentrant, because the garbage collector may end a group, which sweeps
 _uses: list[_Use] = []  # sorted
-_longest = 0  # bytes spanned by the longest tensor so far
-_of_work: dict[int, tuple[GroupWork, list[_Use]]] = {}  # by the work's id
+_longest = 0  # number of bytes that the longest tensor so far spans
+_of_work: dict[int, tuple[GroupWork, list[_Use]]] = {}  # keys are ids of works
 
 
 def wait_for_users(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
     """Waits for earlier calls that conflict with a call that reads and writes these tensors.
 
-    Raises StallError if an earlier call does not end in time. Other errors of earlier calls do not
-    appear here: the wait() of the call that failed raises them.
+    Raises StallError if an earlier call does not end in time. Other errors of an earlier call are
+    raised by that call's own wait().
     """
     if not _of_work:
         return
@@ -86,7 +87,7 @@ def remove(work: GroupWork) -> None:
 
 
 def count() -> int:
-    """Number of recorded calls."""
+    """Returns the number of recorded calls."""
     return len(_of_work)
 
 
@@ -103,9 +104,10 @@ def _users(x: Tensor, writes: bool) -> list[GroupWork]:
 
 
 def sweep(most: int | None = None) -> None:
-    """Completes settled calls among the `most` oldest (None: all), in case nobody waits for them.
+    """Completes settled calls, in case nobody waits for them.
 
-    Skips calls with results on a GPU: their wait() must run in the stream that uses the results.
+    Examines the `most` oldest calls, or all if `most` is None. Skips calls with results on a GPU,
+    because their wait() must run in the stream that uses the results.
     """
     for work, _ in list(_of_work.values())[:most]:
         settled = all(lib.farandole_settled(number) != 0 for number in work.numbers)
@@ -119,7 +121,7 @@ def sweep(most: int | None = None) -> None:
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The strided tensors that hold the elements of `tensors`; a sparse tensor has two."""
+    """Yields the strided tensors that hold the elements of `tensors`. A sparse tensor has two."""
     for x in tensors:
         if x.layout is torch.sparse_coo:
             yield from _plain((x._indices(), x._values()))
@@ -134,8 +136,11 @@ def _interval(x: Tensor) -> tuple[int, int]:
 
 
 def _share_elements(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors have an element in common. The caller has found that their intervals
-    overlap; the elements may still interleave, as the columns of a matrix do."""
+    """Returns True if two tensors have an element in common.
+
+    The caller has found that the tensors' intervals overlap. Their elements may still interleave,
+    as the columns of a matrix do.
+    """
     if a.is_contiguous() and b.is_contiguous():
         return True
     size, begin = a.element_size(), min(a.data_ptr(), b.data_ptr())

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""send() and receive() for torch.distributed, over farandole's messages. Used by group.py, in any
-thread."""
+"""send() and receive() for torch.distributed, over farandole's messages.
+
+group.py uses them from any thread.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ from farandole.torch.strides import overlaps
 
 
 class MessageWork(GroupWork):
-    """A send or receive under way. Its future has its own thread, because messages and
-    collectives of the group may end in any order."""
+    """A send or receive that is under way.
+
+    Its future has its own thread, because the group's messages and collectives may end in any
+    order.
+    """
 
     def __init__(self, handle: Any, tensor: Tensor) -> None:
         """`handle` is done once the tensor has been sent or received."""
@@ -26,20 +31,20 @@ class MessageWork(GroupWork):
         self._source = -1
 
     def arrived(self, tensor: Tensor, buffer: Tensor, source: int) -> None:
-        """Copies the message from `buffer` to `tensor`. `source`: the sender's rank."""
+        """Copies the message from `buffer` to `tensor`. `source` is the sender's rank."""
         self._source = source
         if buffer.data_ptr() != tensor.data_ptr():
             store(buffer, tensor)
 
     def source_rank(self) -> int:
-        """The sender's rank in the group, once a receive has ended; else -1."""
+        """Returns the sender's rank in the group once a receive has ended, else -1."""
         return self._source
 
     _source_rank = source_rank
 
 
 def send(tensors: Tensors, destination: int, **terms: Any) -> MessageWork:
-    """Starts to send a tensor to a rank of the group. `terms`: more arguments of send_async."""
+    """Starts to send a tensor to a rank of the group. `terms` are other arguments of send_async."""
     tensor = one(tensors)
     memory_in_use.wait_for_users([tensor], ())
     work = MessageWork(send_async(tensor.detach(), destination, **terms), tensor)
@@ -49,7 +54,7 @@ def send(tensors: Tensors, destination: int, **terms: Any) -> MessageWork:
 
 
 def receive(tensors: Tensors, source: int | None, **terms: Any) -> MessageWork:
-    """Starts to receive into a tensor. `source`: a rank of the group, or None for any rank."""
+    """Starts to receive into a tensor. `source` is a rank of the group, or None for any rank."""
     tensor = one(tensors)
     # recv_async() rejects a tensor that overlaps itself, and reports the error on both ranks.
     buffer = tensor if overlaps(tensor) else output_for(tensor)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared calls of a group: a repeated call skips planning. Used by group.py, in any thread."""
+"""Prepared calls of a group, so that repeated calls skip planning.
+
+group.py uses them from any thread.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ from farandole.calls.sites import Site, here
 __all__ = ["PreparedPlan", "key_of", "prepare"]
 
 
-# Key: c10d's method. Value: the core's call if no tensor is copied, and the one option in the key.
-# There is only one, because reading an option takes as long as reading ten attributes of a tensor.
+# The key is c10d's method. The value holds the core's operation if no tensor is copied, and the
+# only option that is part of a prepared call's key. There is only one such option, because reading
+# an option takes as long as reading ten attributes of a tensor.
 _KINDS: dict[str, tuple[Op, str]] = {
     "allreduce": (Op.ALLREDUCE, "reduceOp"),
     "broadcast": (Op.BROADCAST, "rootRank"),
@@ -31,13 +35,16 @@ _KINDS: dict[str, tuple[Op, str]] = {
     "_reduce_scatter_base": (Op.REDUCESCATTER, "reduceOp"),
     "barrier": (Op.BARRIER, "timeout"),
 }
-# The key; the input and the output, None if the call has none; c10d's options.
+# The key, the input and the output (None if the call has none), and c10d's options.
 Keyed = tuple[Hashable, Tensor | None, Tensor | None, Any]
 _NO_KEY: Keyed = None, None, None, None
 
 
 def key_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Keyed:
-    """Returns (key of the call's prepared plan, arguments), or _NO_KEY if no plan is possible."""
+    """Returns the key of the call's prepared plan, and the call's arguments.
+
+    Returns _NO_KEY if the call cannot have a prepared plan.
+    """
     if kind not in _KINDS:
         return _NO_KEY
     if kwargs:
@@ -62,9 +69,9 @@ def key_of(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Keyed:
 def prepare(
     kind: str, rank: int, plan: Plan, call: Call, buffer: Buffer, x: Tensor | None, y: Tensor | None
 ) -> PreparedPlan | None:
-    """Returns a plan for repetitions of this call; None if the call needs copies of its tensors.
+    """Returns a plan for repetitions of this call, or None if the call needs copies of its tensors.
 
-    `buffer` is the core's input; `rank` is this process's rank in the group.
+    `buffer` is the core's input. `rank` is this process's rank in the group.
     """
     op, _ = _KINDS[kind]
     if plan.op is not op or "prescale" in plan.terms:
@@ -88,21 +95,21 @@ class PreparedPlan:
     def __init__(
         self, rank: int, call: Call, buffer: Buffer, x: Tensor | None, y: Tensor | None
     ) -> None:
-        """Takes the arguments of prepare(). Keeps no tensor alive."""
+        """Takes the arguments of prepare(). Does not keep any tensor alive."""
         self._call = call
         self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)
         self._lent: Any = None if x is None else kind_of(x).lent
         self._input = x is not None and (x.dtype, x.shape)
         self._output = y is not None and y is not x and (y.dtype, y.shape)
-        # Byte offset in the output at which the input may lie; None if the two must not overlap.
+        # Byte offset at which the input may lie in the output, or None if they must not overlap.
         self._place = rank * x.nbytes if x is not None and call.op is Op.ALLGATHER else None
-        self._prepared: dict[str, PreparedCall] = {}  # by the text of the call's site
+        self._prepared: dict[str, PreparedCall] = {}  # keys are texts of call sites
 
     def start(self, x: Tensor | None, y: Tensor | None, waits: bool) -> int | None:
-        """Submits the call. Returns the core's handle, 0 if the call is complete, or None if it
-        was not submitted because a tensor has a different layout.
+        """Submits the call. Returns the core's handle, or 0 if the call is complete.
 
-        `waits`: True if the caller waits for the call at once.
+        Returns None if the call was not submitted because a tensor has a different layout. `waits`
+        is True if the caller waits for the call at once.
         """
         pointer = output = 0
         memory: object = None
@@ -121,12 +128,12 @@ class PreparedPlan:
         try:
             return lend(call.call if waits else call.start, pointer, output, memory)
         except Exception as reason:
-            if is_from_core(reason):  # the core has reported it to the peers
+            if is_from_core(reason):  # the core has reported this error to the peers
                 told(reason)
             raise
 
     def _may_lie(self, pointer: int, x: Any, output: int, y: Any) -> bool:
-        """False if input and output overlap in a way that requires a copy."""
+        """Returns False if input and output overlap in a way that requires a copy."""
         apart: bool = pointer + x.nbytes <= output or output + y.nbytes <= pointer
         return apart or (self._place is not None and pointer == output + self._place)
 

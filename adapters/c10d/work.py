@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""c10d's work objects, over handles of the core, and the threads that complete their futures."""
+"""c10d's work objects, which use the core's handles, and threads that complete their futures."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from farandole.calls.handles import Handle
 
 __all__ = ["Futures", "GroupWork", "name_in_callback"]
 
-_NONE = timedelta(0)  # c10d passes it to mean the group's time-out
+_NONE = timedelta(0)  # c10d passes this to mean the group's time-out
 
-# C++ code that is handed a work, such as DDP's reducer in join(), keeps only the work's C++ half.
+# If C++ code receives a work, such as DDP's reducer in join(), it keeps only the work's C++ half.
 # Once the Python half has been freed, that code waits forever or finds no future. Before torch 2.10
-# (seen in 2.1 to 2.6), C++ code that starts a call itself also keeps only the C++ half of its work.
-# So _kept keeps the newest _MOST_KEPT of these works alive:
-# - before torch 2.10, every work until Python waits for it or gets its future;
-# - with any torch, works that have ended, if their results are small.
+# (seen in 2.1 to 2.6), C++ code that starts a call itself also keeps only the C++ half of the work.
+# _kept therefore keeps the newest _MOST_KEPT of these works alive:
+# - before torch 2.10, every work until Python waits for the work or gets its future;
+# - with any version of torch, works that have ended, if their results are small.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10)
 _MOST_KEPT = 1000
-_SMALL = 1024  # bytes of a result's storage
+_SMALL = 1024  # largest size in bytes of a small result's storage
 _kept: dict[int, GroupWork] = {}
 
 
 def _keep(work: GroupWork) -> None:
     _kept[id(work)] = work
     if len(_kept) > _MOST_KEPT:
-        with suppress(RuntimeError):  # another thread has changed _kept, and drops a work itself
+        with suppress(RuntimeError):  # another thread has changed _kept, and will drop a work
             _kept.pop(next(iter(_kept)), None)
 
 
 def _is_small(x: Tensor) -> bool:
-    # Not x.nbytes: a view keeps all of its storage alive.
+    # Does not use x.nbytes, because a view keeps all of its storage alive.
     return x.layout is torch.strided and x.untyped_storage().nbytes() <= _SMALL
 
 
 class _Failed:
     """The value of a failed future, because torch's futures take no Python exception.
 
-    Waits in Python unwrap it. C++ callers such as DDP pickle it to find tensors, and get the error.
+    Waits in Python unwrap the error. C++ callers such as DDP pickle the value to find tensors, and
+    pickling raises the error.
     """
 
     def __init__(self, reason: BaseException) -> None:
@@ -68,27 +69,28 @@ def _unwrap(value: Any) -> Any:
 class _Callback(threading.local):
     """State of the callback that is running on this thread."""
 
-    future: _Future | None = None  # the running callback's; None: none runs
+    future: _Future | None = None  # the running callback's future, or None if no callback runs
 
     def __init__(self) -> None:
-        self.calls: Counter[int] = Counter()  # the callback's collectives, by set
+        self.calls: Counter[int] = Counter()  # the callback's collectives per process set
 
 
 _callback = _Callback()
 
 
 def name_in_callback(group: int, ranks: list[int]) -> str | None:
-    """Returns the name of the next collective of `ranks` if a future's callback is making it, else
-    None. `group` is the number of their process set.
+    """Returns the name of the next collective, if a future's callback makes it, else None.
 
-    Ranks run callbacks at different times, so such a call has no place in the order of calls. Ranks
-    match it by a name instead. The name consists of the call whose future runs the callback, the
-    callback's number, and the collective's number within the callback.
+    `ranks` are the members of the collective's group, and `group` is the number of their process
+    set. Ranks run callbacks at different times, so such a call has no place in the order of calls.
+    Ranks match it by a name instead. The name consists of the call whose future runs the callback,
+    the callback's number, and the collective's number within the callback.
     """
     future = _callback.future
     if future is None or not future.place:
         return None
-    _callback.calls[group] += 1  # counted per group: a rank makes no calls in groups of other ranks
+    # Counts per group, because a rank makes no calls in groups that it does not belong to.
+    _callback.calls[group] += 1
     place = future.place
     if not future.ranks.issuperset(ranks):  # some of the ranks have no such future in their groups
         place = place.partition(".")[2]
@@ -96,12 +98,18 @@ def name_in_callback(group: int, ranks: list[int]) -> str | None:
 
 
 class _Future(Future[Any]):
-    """A future whose callbacks may make collectives; so may those of the futures that then()
-    returns. Ranks match callbacks by number, so all ranks must add callbacks in the same order."""
+    """A future whose callbacks may call collectives.
+
+    The same holds for the futures that then() returns. Ranks match callbacks by number, so all
+    ranks must add callbacks in the same order.
+    """
 
     def __init__(self, place: str, ranks: frozenset[int], devices: list[Any]) -> None:
-        """`place` is the future's name, the same on all `ranks`; it starts with the number of their
-        process set. "": other ranks have no counterpart, as for the future of a message."""
+        """`place` is the future's name, which is the same on all `ranks`.
+
+        It starts with the number of their process set. It is "" if other ranks have no counterpart,
+        as for the future of a message.
+        """
         super().__init__(devices=devices)
         self.place = place
         self.ranks = ranks
@@ -109,13 +117,13 @@ class _Future(Future[Any]):
         self._added = 0
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        """Returns a future of the callback's result. The callback receives this future."""
+        """Returns a future for the callback's result. The callback receives this future."""
         made = _Future(self._next_place(), self.ranks, self._devices)
 
         def call(_: Any) -> None:
             try:
                 value = made._run(callback, self)
-            except BaseException as reason:  # also SystemExit, or `made` never ends
+            except BaseException as reason:  # includes SystemExit, or else `made` would never end
                 value = _Failed(reason)
                 made._set_unwrap_func(_unwrap)
             made.set_result(value)
@@ -144,20 +152,22 @@ class _Future(Future[Any]):
 class Futures:
     """Completes the futures of a group's works, in the order of the works.
 
-    One thread at a time waits. While it runs a future's callbacks, another thread takes over,
-    because a callback may wait for a later work.
+    One thread at a time waits for works. While that thread runs a future's callbacks, another
+    thread takes over, because a callback may wait for a later work.
     """
 
     def __init__(self) -> None:
         self._pending: SimpleQueue[tuple[GroupWork, Future[list[Tensor]]] | None] = SimpleQueue()
         self._turn = threading.Lock()  # held by the thread that waits
-        self._count = threading.RLock()  # guards _free and _closed; a finalizer may call close()
-        self._free = 0  # number of threads that run no callback
+        # Guards _free and _closed. It is reentrant, because a finalizer may call close().
+        self._count = threading.RLock()
+        self._free = 0  # number of threads that are not running a callback
         self._closed = False
 
     def add(self, work: GroupWork, future: Future[list[Tensor]]) -> bool:
         """Completes `future` when `work` is done or has failed. Returns False after close()."""
-        pair = work, future  # before the lock: may start the garbage collector, which calls close()
+        # Created before the lock, because it may start the garbage collector, which calls close().
+        pair = work, future
         with self._count:
             if self._closed:
                 return False
@@ -193,11 +203,11 @@ class Futures:
             complete(future, work, failure)
             with self._count:
                 self._free += 1
-            del pair, work, future, failure  # else they live until the next pair
+            del pair, work, future, failure  # otherwise they would live until the next pair
 
 
 def complete(future: Future[list[Tensor]], work: GroupWork, failure: Exception | None) -> None:
-    """Sets the result or failure of an ended work, which runs the future's callbacks."""
+    """Sets a future to the result or failure of an ended work. This runs the future's callbacks."""
     if failure is None:
         future.set_result(work.result())
         return
@@ -206,7 +216,7 @@ def complete(future: Future[list[Tensor]], work: GroupWork, failure: Exception |
 
 
 class GroupWork(Work):
-    """A call under way. Any thread may wait for it. Errors are farandole's."""
+    """A call that is under way. Any thread may wait for it. It raises farandole's errors."""
 
     def __init__(
         self,
@@ -217,10 +227,10 @@ class GroupWork(Work):
         place: tuple[object, ...] = (),
         ranks: Iterable[int] = (),
     ) -> None:
-        """`results` are complete once the handle is done; `devices` lists the GPUs they are on.
-        `futures` completes the work's future in order; None: the future has its own thread.
-        `place`: the number of the group's process set, and the call's name in that set. `ranks` are
-        those of the group; the name is the same on all of them."""
+        """`results` are complete once the handle is done. `devices` lists the GPUs they are on.
+        `futures` completes the work's future in order. If it is None, the future has its own
+        thread. `place` holds the number of the group's process set, and the call's name in that
+        set. `ranks` are the group's ranks. The name is the same on all of them."""
         super().__init__()
         self._place = place
         self._ranks = ranks
@@ -234,7 +244,7 @@ class GroupWork(Work):
             _keep(self)
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
-        """Blocks until done; raises the call's error, or StallError after the time-out."""
+        """Blocks until the call is done. Raises the call's error, or StallError at the time-out."""
         _kept.pop(id(self), None)
         seconds = timeout.total_seconds()
         self._end(seconds if seconds > 0 else None)
@@ -244,7 +254,7 @@ class GroupWork(Work):
         try:
             self._handle.wait(seconds)
         finally:
-            if self._handle.numbers is None:  # it has ended; after a time-out it has not
+            if self._handle.numbers is None:  # the call has ended, unlike after a time-out
                 memory_in_use.remove(self)
                 if all(map(_is_small, self._results)):
                     _keep(self)
@@ -256,30 +266,30 @@ class GroupWork(Work):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The core's handles for the calls of this work; empty once the work has ended."""
+        """The core's handles for this work's calls. Empty once the work has ended."""
         return tuple(self._handle.numbers or ())
 
     def synchronize(self) -> None:
-        """Blocks until done; raises the call's error. Same as wait() without a time-out."""
+        """Blocks until the call is done and raises its error. Same as wait() without a time-out."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """True once the call is done or has failed; results are then complete."""
+        """Returns True once the call is done or has failed. Results are then complete."""
         if not self._handle.poll():
             return False
         self.outcome()
         return True
 
     def is_success(self) -> bool:
-        """True once the call is done without error."""
+        """Returns True once the call is done without error."""
         return self._handle.poll() and self.outcome() is None
 
     def exception(self) -> Exception | None:
-        """The call's error; None if the call has not ended or has succeeded."""
+        """Returns the call's error, or None if the call has not ended or has succeeded."""
         return self.outcome() if self._handle.poll() else None
 
     def outcome(self) -> Exception | None:
-        """Blocks until done; returns the error, or None."""
+        """Blocks until the call is done. Returns the call's error, or None."""
         try:
             self._end()
         except Exception as reason:
@@ -287,12 +297,12 @@ class GroupWork(Work):
         return None
 
     def result(self) -> list[Tensor]:
-        """Blocks until done; returns the output tensors."""
+        """Blocks until the call is done. Returns the output tensors."""
         self._end()
         return self._results
 
     def get_future(self) -> Future[list[Tensor]]:
-        """A future of the output tensors."""
+        """Returns a future for the output tensors."""
         _kept.pop(id(self), None)
         with self._making:
             if self._future is not None:

@@ -21,12 +21,13 @@ from farandole.start.agent_client import AGENT
 
 __all__ = ["create", "split"]
 
-_LONGEST_START = 600.0  # seconds; c10d's own limit is half an hour
+_LONGEST_START = 600.0  # in seconds; c10d's own limit is half an hour
 
 _WORLDS = "init_process_group"
-_made: Counter[str] = Counter()  # groups per label since init(); _WORLDS counts world groups
+# Number of groups per label since init(). The key _WORLDS counts world groups.
+_made: Counter[str] = Counter()
 on_restart(_made.clear)
-_first = 0  # c10d's number of the world group; above 0 if an earlier attempt has failed
+_first = 0  # c10d's number of the world group, which is above 0 if an earlier attempt has failed
 
 
 def create(options: Any) -> FarandoleGroup:
@@ -68,13 +69,13 @@ def _warn_of_ignite() -> None:
 
 
 def form(ranks: list[int], label: str, timeout: timedelta, store: Any) -> FarandoleGroup:
-    """Creates a group of `ranks`, ranks of the world. All of them pass the same, unused label."""
+    """Creates a group of these ranks of the world. All of them pass the same unused label."""
     members = form_process_set(ranks, label, timeout.total_seconds())
     return FarandoleGroup(members, label, timeout, store)
 
 
 def split(group: FarandoleGroup, ranks: list[int], name: str, timeout: timedelta) -> Any:
-    """Creates a group of some ranks of `group`; returns None on ranks that are not among them."""
+    """Creates a group of some ranks of `group`. Returns None on ranks that are not among them."""
     world = sorted(group.ranks[rank] for rank in ranks)
     if topology.rank() not in world:
         return None
@@ -82,11 +83,14 @@ def split(group: FarandoleGroup, ranks: list[int], name: str, timeout: timedelta
 
 
 def _label(name: str, ranks: list[int], whole: bool = False) -> str:
-    """The group's name in errors and in the core: equal on all members, and never used twice."""
+    """Returns the group's name in errors and in the core.
+
+    The name is equal on all members, and is never used twice.
+    """
     global _first
     if whole:
         _first = int(name) if name.isdecimal() else 0
-    if not name.isdecimal():  # c10d's hash, which may differ between members
+    if not name.isdecimal():  # the name is c10d's hash, which may differ between members
         label = f"torch.distributed group of ranks {ranks}"
     else:  # two groups may have the same number if they share no rank
         label = f"torch.distributed group '{int(name) - _first}'"
@@ -98,7 +102,7 @@ def _label(name: str, ranks: list[int], whole: bool = False) -> str:
 
 
 def _enter(options: Any) -> None:
-    """If farandole does not run, calls init() over the launcher or over c10d's store."""
+    """Calls init() over the launcher or over c10d's store, if farandole is not running yet."""
     if topology.is_initialized():
         return
     meeting = None
@@ -110,8 +114,11 @@ def _enter(options: Any) -> None:
 
 
 def _meets_in_store(size: int) -> bool:
-    """True if the ranks meet in the store that init_process_group got: no launcher has started
-    them, or a launcher has started only their parent, as `srun -n1` does."""
+    """Returns True if the ranks meet in the store that init_process_group() got.
+
+    They do so if no launcher has started them, or if a launcher has started only their parent, as
+    `srun -n1` does.
+    """
     if not has_launcher():
         return size > 1
     if os.environ.get("FARANDOLE_RENDEZVOUS") or AGENT in os.environ:
@@ -119,12 +126,16 @@ def _meets_in_store(size: int) -> bool:
     known = launchers.launcher().size
     if parent_process() is None:
         return known == 1 < size
-    return known == 1 or known != size  # the launcher may have started only this process's parent
+    # The launcher may have started only this process's parent.
+    return known == 1 or known != size
 
 
 def _without_names_of_attempts(store: Any) -> Any:
-    """Removes c10d's two prefixes, device and group number, from the store's keys. The group number
-    counts attempts, so it would differ if only some ranks have failed and try again."""
+    """Removes c10d's two prefixes, the device and the group number, from the store's keys.
+
+    The group number counts attempts, so it would differ if only some ranks have failed and try
+    again.
+    """
     for _ in range(2):
         store = getattr(store, "underlying_store", store)
     return store
@@ -133,7 +144,8 @@ def _without_names_of_attempts(store: Any) -> Any:
 def _check(ranks: list[int], place: int, whole: bool) -> None:
     """Raises ValueError if c10d's ranks are not farandole's.
 
-    `place`: this rank's index in `ranks`; `whole`: the group must have all ranks of the job.
+    `place` is this rank's index in `ranks`. If `whole` is True, the group must have all ranks of
+    the job.
     """
     own, size = topology.rank(), topology.size()
     if ranks != sorted(ranks):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole for CuPy: the neutral calls on GPU arrays, and helpers for training.
+"""farandole for CuPy: the framework-neutral calls on GPU arrays, and helpers for training.
 
-Calls are ordered with CuPy's current stream, so inputs may still be under computation there, and
-you may use results there at once. The host does not wait. Choose the device before the first call:
-`cupy.cuda.Device(farandole.cupy.local_rank()).use()`.
+Calls are ordered with CuPy's current stream. Inputs may therefore still be computed in that stream,
+and you may use results in that stream at once. The host does not wait. Choose the device before the
+first call: `cupy.cuda.Device(farandole.cupy.local_rank()).use()`.
 """
 
 from farandole.installed import needs as _needs

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes CuPy arrays to the core, on the caller's thread. Importing this module registers
-CupyKind."""
+"""Describes CuPy arrays to the core, on the caller's thread.
+
+Importing this module registers CupyKind.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ class CupyKind(Kind):
     """Dense CuPy arrays of every dtype that the core supports, in CuPy's current stream."""
 
     def matches(self, x: Any) -> bool:
-        """True for a CuPy array."""
+        """Returns True if `x` is a CuPy array."""
         return isinstance(x, cupy.ndarray)
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """The GPU memory of `x`, or of a contiguous copy, and the current stream."""
+        """Returns the GPU memory of `x`, or of a contiguous copy, and the current stream."""
         code = code_of(x.dtype)
         if not x.flags.c_contiguous:
             if in_place:
@@ -38,24 +40,29 @@ class CupyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[int, object]:
-        """(address, `x`) if `x` has this form and would not be copied; else (0, None)."""
+        """Returns (address, `x`) if `x` has this form and needs no copy, else (0, None)."""
         if x.dtype != dtype or x.shape != shape or not x.flags.c_contiguous or x.device != device:
             return 0, None
         return int(x.data.ptr) if x.size else EMPTY, x
 
     def stream(self, x: Any) -> int:
-        """CuPy's current stream of the array's device."""
+        """Returns CuPy's current stream on the array's device."""
         with x.device:
             current = cupy.cuda.get_current_stream()
         return Stream(current.ptr, current)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new contiguous array like `like` in dtype and device and, by default, in shape."""
+        """Returns a new contiguous array with the dtype and device of `like`.
+
+        By default, the array also has the shape of `like`.
+        """
         return _made(like.device, cupy.empty, like.shape if shape is None else shape, like.dtype)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """An array over a result's memory. Avoids cupy.asarray, which waits for the memory's
-        stream."""
+        """Wraps a result's memory in an array, without copying.
+
+        Does not use cupy.asarray, which would wait for the memory's stream.
+        """
         interface = memory.__cuda_array_interface__
         nbytes = like.dtype.itemsize * prod(interface["shape"])
         if nbytes == 0:
@@ -66,7 +73,7 @@ class CupyKind(Kind):
 
 
 def _made(device: Any, make: Callable[..., Any], *arguments: Any) -> Any:
-    """A new array on `device`. Raises LibraryError, on all ranks, if GPU memory is short."""
+    """Returns a new array on `device`. Raises LibraryError on all ranks if GPU memory is short."""
     try:
         with device:
             return make(*arguments)

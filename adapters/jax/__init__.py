@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole for JAX: collectives outside and within jit, and optax optimizers that reduce the
-gradients of all ranks. docs/jax.md has the rules."""
+"""farandole for JAX: collectives outside and within jit, and optax optimizers.
+
+The optimizers reduce the gradients of all ranks. docs/jax.md has the rules.
+"""
 
 from farandole.installed import needs as _needs
 

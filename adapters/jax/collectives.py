@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on JAX arrays, outside and within jit. Public calls, for any thread.
+"""Collectives on JAX arrays, outside and within jit. They may be called from any thread.
 
-A call takes an array or a pytree, sends it as one group and returns a pytree of new arrays. With
-values on a CPU, the core runs the call at once; with values on a GPU, a small JAX program runs it.
-While JAX traces, the call becomes an instruction of the traced program (program.py).
+A call takes an array or a pytree, sends it as one group and returns a pytree of new arrays. If the
+values are on a CPU, the core runs the call at once. If the values are on a GPU, a small JAX program
+runs the call. While JAX traces, the call becomes an instruction of the traced program, see
+program.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Meet = Callable[[], Tree]
 
 
 def traced(tree: Any) -> bool:
-    """True if JAX is tracing a leaf of the tree; a traced leaf has no value."""
+    """Returns True if JAX is tracing a leaf of the tree. A traced leaf has no value."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
@@ -54,7 +55,7 @@ def _in_program(tree: Any) -> bool:
 
 
 def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
-    """Lists the calls to refuse after a wrong argument: those in which peers may already wait."""
+    """Lists the calls that must be refused after a wrong argument, as peers may wait in them."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
         name, tree = given.get("name"), given.get("tree", given.get("tensor"))
@@ -67,9 +68,12 @@ def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
 
 
 def _meeting(call: Call, tree: Tree, process_set: ProcessSet, timeout: float | None) -> Meet[Tree]:
-    """Returns a function that makes the call: in the core for CPU values, else in a program."""
+    """Returns a function that makes the call.
+
+    The function makes the call in the core if the values are on a CPU, else in a JAX program.
+    """
     leaves, form = jax.tree.flatten(tree)
-    arrays = list(map(jnp.asarray, leaves))  # within jit this also traces numbers
+    arrays = list(map(jnp.asarray, leaves))  # within jit, this makes numbers traced as well
     if not _in_program(arrays):
         common: Any = {"name": call.name, "process_set": process_set, "timeout": timeout}
         now = RULES[call.op].now
@@ -84,7 +88,7 @@ def _meeting(call: Call, tree: Tree, process_set: ProcessSet, timeout: float | N
     place = placement_of(process_set)
     if call.root >= 0 and call.root not in place.members:
         raise ValueError(f"root_rank is {call.root}: pass a member of the process set")
-    results_of(list(map(jax.typeof, arrays)), call, place)  # here, so that peers get the error
+    results_of(list(map(jax.typeof, arrays)), call, place)  # checks here, so peers get the error
     run = bind if traced(arrays) else run_alone
     return lambda: jax.tree.unflatten(form, run(call, arrays, place))
 
@@ -102,12 +106,13 @@ def allreduce(
 ) -> Tree:
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Shapes and dtypes are equal on all ranks. Within jit any op but Adasum works. The derivative,
-    for Average and Sum, is the same reduction of the gradients. Returns new arrays.
+    Shapes and dtypes must be equal on all ranks. Within jit, every op except Adasum works. For
+    Average and Sum, the derivative is the same reduction of the gradients. Returns new arrays.
 
-    - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
+    - tree: a JAX array, or a pytree of JAX arrays that are sent together. Numbers and NumPy arrays
+      are converted.
     - op: Average (the default), Sum, Min, Max, Product or Adasum.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
@@ -135,15 +140,16 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Tree:
-    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays. Returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Arrays have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do
-    not divide evenly, the first ranks get one more. Any op but Adasum works. The derivative, for
-    Average and Sum, is an allgather. Returns new arrays.
+    Arrays need at least one dimension. Shapes and dtypes must be equal on all ranks. If rows do not
+    divide evenly, the first ranks get one row more. Every op except Adasum works. For Average and
+    Sum, the derivative is an allgather. Returns new arrays.
 
-    - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
+    - tree: a JAX array, or a pytree of JAX arrays that are sent together. Numbers and NumPy arrays
+      are converted.
     - op: Average (the default), Sum, Min, Max or Product.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
@@ -168,11 +174,12 @@ def allgather(
 ) -> Tree:
     """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    Arrays have at least one dimension. Dtypes and all dimensions but the first are equal on all
-    ranks; within jit the first is equal, too. The derivative is a reducescatter: this rank's rows
-    of the summed gradients. Returns new arrays.
+    Arrays need at least one dimension. Dtypes and all dimensions but the first must be equal on all
+    ranks. Within jit, the first dimension must be equal as well. The derivative is a reducescatter,
+    which gives this rank's rows of the summed gradients. Returns new arrays.
 
-    - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
+    - tree: a JAX array, or a pytree of JAX arrays that are sent together. Numbers and NumPy arrays
+      are converted.
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
@@ -195,12 +202,13 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Tree:
-    """Sends the arrays of `root_rank` to every rank. Shapes and dtypes are equal on all ranks.
+    """Sends the arrays of `root_rank` to every rank. Shapes and dtypes must match on all ranks.
 
     On the root, the derivative is the sum of all ranks' gradients; on other ranks it is zeros.
     Returns new arrays.
 
-    - tree: a JAX array or a pytree of them, sent together; numbers and NumPy arrays are converted.
+    - tree: a JAX array, or a pytree of JAX arrays that are sent together. Numbers and NumPy arrays
+      are converted.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
@@ -230,16 +238,16 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Any:
-    """Sends rows to each member, and receives rows from each.
+    """Sends rows to each member, and receives rows from each member.
 
     Member i gets the next `splits[i]` rows of the array. The result holds the received rows in rank
-    order. Arrays have at least one dimension; dtype and all dimensions but the first are equal on
-    all ranks. Within jit, parts and shapes must be equal. The derivative sends the gradients back.
-    Returns a new array; with `splits`, (the array, the number of rows from each member as NumPy
-    int64).
+    order. Arrays need at least one dimension. The dtype and all dimensions but the first must be
+    equal on all ranks. Within jit, parts and shapes must be equal. The derivative sends the
+    gradients back. Returns a new array. With `splits`, also returns the number of rows from each
+    member, as NumPy int64.
 
-    - tensor: a JAX array; a number or NumPy array is converted.
-    - splits: integers, the number of rows for each member, in member order; None: equal parts.
+    - tensor: a JAX array. A number or NumPy array is converted.
+    - splits: the number of rows for each member, in member order. None means equal parts.
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 

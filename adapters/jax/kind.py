@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes JAX arrays to the core, on the caller's thread. Importing this module registers
-JaxKind."""
+"""Describes JAX arrays to the core, on the caller's thread.
+
+Importing this module registers JaxKind.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ _ALIGNED = 64  # bytes: JAX uses a NumPy array without a copy if its address is 
 
 
 class JaxKind(NumpyKind):
-    """Arrays on one CPU device. JAX arrays are read-only; results are new arrays on that device."""
+    """Arrays on one CPU device. JAX arrays are read-only. Results are new arrays on that device."""
 
     def matches(self, x: Any) -> bool:
-        """True for a JAX array."""
+        """Returns True if `x` is a JAX array."""
         return isinstance(x, jax.Array)
 
     def view(self, x: Any) -> np.ndarray[Any, Any]:
-        """Waits until `x` is computed; returns a NumPy array over its memory.
+        """Waits until `x` is computed. Returns a NumPy array that shares the memory of `x`.
 
         Also accepts the NumPy arrays that empty() returns. Raises TypeError for a traced array, and
         ValueError for an array that is deleted or not on a CPU.
@@ -49,13 +51,13 @@ class JaxKind(NumpyKind):
         return np.asarray(x)
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """The memory of `x`, or of a contiguous copy. Raises ValueError if `in_place`."""
+        """Returns the memory of `x`, or of a contiguous copy. Raises ValueError if `in_place`."""
         if in_place and isinstance(x, jax.Array):
             raise ValueError("JAX arrays can't be changed in place: use the out-of-place call")
         return super().describe(x, in_place)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A NumPy array, aligned so that sealed() turns it into a JAX array without a copy."""
+        """Returns a NumPy array that sealed() can turn into a JAX array without a copy."""
         shape = like.shape if shape is None else shape
         nbytes = prod(shape) * like.dtype.itemsize
         memory = np.empty(nbytes + _ALIGNED, np.uint8)
@@ -67,7 +69,7 @@ class JaxKind(NumpyKind):
         return jax.device_put(result, like.sharding if like.committed else None, may_alias=True)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """A JAX array with the dtype of `like` over a result's memory."""
+        """Wraps a result's memory in a JAX array with the dtype of `like`, without copying."""
         return self.sealed(np.asarray(memory).view(like.dtype), like)
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles and differentiates collectives within JAX programs. collectives.py adds them while JAX
-traces; XLA calls the core on its own threads.
+"""Compiles and differentiates collectives within JAX programs.
 
-An ordered effect keeps collectives in traced order, within a program and between the programs of
-one thread. So a process set has at most one collective under way, and unnamed ones share a name.
+collectives.py adds them while JAX traces. XLA calls the core on its own threads.
+
+An ordered effect keeps collectives in the order in which they were traced, within a program and
+between the programs of one thread. A process set therefore has at most one collective under way,
+and all collectives without a name can share a name.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ _SCALAR = "a scalar has no first dimension to divide; give it shape (1,)"
 
 
 try:
-    # Private API: JAX has no public effect that orders instructions, and no public access to its
-    # tokens between programs.
+    # This is private API, because JAX has no public effect that orders instructions, and no public
+    # access to the tokens that it passes from program to program.
     from jax._src import dispatch, effects
     from jax._src.interpreters.pxla import MeshExecutable
 
@@ -70,10 +72,11 @@ _token = jax.typeof(Token(None))
 
 
 def _token_input(tokens: Any, effect: Any, devices: Any) -> Any:
-    """Returns a program's first token. For farandole's effect, it is always a new token: this first
-    waits until the thread's last program has ended, and drops that program's token.
+    """Returns a program's first token.
 
-    JAX would reuse the old token, and one failed program would then make all later programs fail.
+    For farandole's effect, first waits until the thread's last program has ended, and drops that
+    program's token, so that the new program gets a new token. JAX would reuse the old token, and
+    one failed program would then make all later programs fail.
     """
     if effect is _effect and (last := tokens.current_tokens.pop(effect, None)) is not None:
         with contextlib.suppress(Exception):
@@ -85,8 +88,11 @@ dispatch.RuntimeTokenSet.get_token_input = _token_input
 
 
 def _fast_call(executable: Any, *args: Any) -> Any:
-    """Returns JAX's fast call of a program compiled ahead of time (lower().compile()); None, which
-    makes JAX use its ordinary one, for a program of farandole: the fast call passes no token."""
+    """Returns JAX's fast call of a program that was compiled ahead of time (lower().compile()).
+
+    The fast call does not pass a token. If the program contains farandole's collectives, returns
+    None, which makes JAX use its ordinary call.
+    """
     if _effect in getattr(executable.unsafe_call, "ordered_effects", ()):
         return None
     return _jax_fast_call(executable, *args)
@@ -100,14 +106,14 @@ class Placement(NamedTuple):
 
     process_set: ProcessSet
     members: tuple[int, ...]  # ranks of the world
-    rank: int  # in the world
+    rank: int  # this rank's number in the world
 
     def rows(self, rows: int) -> int:
-        """Number of result rows that this rank gets from a reducescatter of `rows` rows."""
+        """Returns the number of rows that this rank gets from a reducescatter of `rows` rows."""
         return kept(rows, len(self.members))[self.members.index(self.rank)]
 
     def part(self, rows: int) -> int:
-        """Number of rows per member. Raises ValueError if they do not divide evenly."""
+        """Returns the number of rows per member. Raises ValueError if they don't divide evenly."""
         if rows % len(self.members):
             raise ValueError(
                 f"the first dimension ({rows}) must be a multiple of {len(self.members)} ranks: "
@@ -117,15 +123,16 @@ class Placement(NamedTuple):
 
 
 def placement_of(process_set: ProcessSet) -> Placement:
-    """This rank's placement in a set. Raises ValueError if this rank is not a member."""
+    """Returns this rank's placement in a set. Raises ValueError if this rank is not a member."""
     process_set.rank()  # raises
     return Placement(process_set, tuple(process_set.ranks or ()), topology.rank())
 
 
 class _Rule(NamedTuple):
     back: Op  # the op that turns cotangents of results into cotangents of inputs
-    now: Callable[[Sequence[Any], Call, dict[str, Any]], list[Any]]  # calls with values
-    rows: Callable[[Placement, int], int] = lambda _, rows: rows  # input rows -> result rows
+    now: Callable[[Sequence[Any], Call, dict[str, Any]], list[Any]]  # makes the call with values
+    # Computes the number of a result's rows from the number of the input's rows.
+    rows: Callable[[Placement, int], int] = lambda _, rows: rows
 
 
 _REDUCTIONS = (Op.ALLREDUCE, Op.REDUCESCATTER)
@@ -167,18 +174,21 @@ collective_p.multiple_results = True
 
 
 def bind(call: Call, arrays: Sequence[Any], place: Placement, rows: Rows = ()) -> list[Any]:
-    """Adds a call to the traced program, as one group; some array is traced. Returns results.
+    """Adds a call, as one group, to the traced program. Returns the results.
 
-    `rows`: the first dimension of each result of an allgather; (): this rank's number of rows
-    times the number of members.
+    At least one array must be traced. For an allgather, `rows` holds the first dimension of each
+    result. If it is empty, that dimension is this rank's number of rows times the number of
+    members.
     """
     made: list[Any] = collective_p.bind(*arrays, call=call, place=place, rows=rows)
     return made
 
 
 def results_of(avals: Sequence[Any], call: Call, place: Placement, rows: Rows = ()) -> list[Any]:
-    """Shapes and dtypes of a call's results. Raises TypeError or ValueError if the core does not
-    support the arrays."""
+    """Returns the shapes and dtypes of a call's results.
+
+    Raises TypeError or ValueError if the core does not support the arrays.
+    """
     found = []
     for i, aval in enumerate(avals):
         code_of(np.dtype(aval.dtype))  # raises
@@ -215,7 +225,7 @@ def _now(*arrays: Any, call: Call, place: Placement, rows: Rows) -> list[Any]:
 
 
 def _lowered(ctx: Any, *operands: Any, call: Call, place: Placement, rows: Rows) -> Any:
-    """Lowers the call to a custom call, which takes a token, calls the core and returns a token."""
+    """Lowers the call to a custom call that takes a token, calls the core and returns a token."""
     avals_in, avals_out = [_token, *ctx.avals_in], [_token, *ctx.avals_out]
     whole = ctx.replace(avals_in=avals_in, avals_out=avals_out)
     head = [call.op, call.reduce_op, call.root, call.process_set, place.rank]
@@ -253,7 +263,7 @@ def typed_errors() -> Iterator[None]:
     """Raises farandole's own errors for failed collectives within jit.
 
     JAX returns before a program has run, so wait inside the block for the results that you need.
-    Replaces JaxRuntimeError with MismatchError, PeerError and so on; other errors pass.
+    Replaces JaxRuntimeError with MismatchError, PeerError and so on. Does not change other errors.
 
     Examples:
         >>> with hvd.typed_errors():
@@ -280,7 +290,7 @@ _LINEAR_OPS = (Average, Sum)
 
 
 def _dependent_zeros(x: Any) -> Any:
-    """Zeros that depend on `x`. With constant zeros, JAX would remove the collective."""
+    """Returns zeros that depend on `x`. With constant zeros, JAX would remove the collective."""
     return jnp.where(False, x, jnp.zeros_like(x))
 
 
@@ -310,7 +320,7 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, place: Placement, rows: Row
 
 
 def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Placement, rows: Rows) -> Any:
-    """Turns cotangents of the results into cotangents of the inputs, in one call for a group."""
+    """Turns cotangents of the results into cotangents of the inputs. A group is one call."""
     given, scale = [ad.instantiate_zeros(x) for x in cotangents], 1.0
     op = RULES[call.op].back
     back = replace(_named(call, "gradient"), op=op, root=-1)

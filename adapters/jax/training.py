@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data-parallel training with JAX. Optax optimizers and jax.grad reduce gradients, also within
-jit; broadcast_parameters() works outside of jit only."""
+"""Data-parallel training with JAX: reduces gradients in optax optimizers and in jax.grad.
+
+Both work within jit as well. broadcast_parameters() works outside of jit only.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Tree = TypeVar("Tree")
 
 
 class Accumulated(NamedTuple):
-    """State of distributed(every=n): the gradients since the last reduction."""
+    """State of distributed(every=n), with the gradients since the last reduction."""
 
     inner: Any
     gradients: Any
@@ -34,7 +36,7 @@ class Accumulated(NamedTuple):
 def _reducer(
     op: int, compression: Any, process_set: ProcessSet, name: str | None
 ) -> Callable[[Any], Any]:
-    """Returns a function that reduces a pytree of gradients. Raises for wrong options."""
+    """Returns a function that reduces a pytree of gradients. Raises an error for wrong options."""
     check(op=op, process_set=process_set)
     check_compression(compression)
 
@@ -63,14 +65,14 @@ def distributed(
     - optimizer: an optax.GradientTransformation, such as optax.adam(1e-3).
     - op: Average, Sum, Min, Max or Product of the ranks' gradients.
     - compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
-    - every: averages gradients over this many update() calls before the ranks reduce them; the
-      other calls return zero updates.
+    - every: number of update() calls over which gradients are averaged before the ranks reduce
+      them. The other calls return zero updates.
     - process_set: the ranks that reduce.
-    - name: name of the collective; None matches it by order.
+    - name: the name of the collective. If it is None, collectives are matched by order.
 
-    Returns an optax.GradientTransformationExtraArgs; its update() works within jit. With every=1
-    its state is the optimizer's own, so their checkpoints are interchangeable. Raises ValueError
-    and TypeError for wrong options.
+    Returns an optax.GradientTransformationExtraArgs, whose update() works within jit. With every=1,
+    its state is the same as the optimizer's own state, so their checkpoints are interchangeable.
+    Raises ValueError and TypeError for wrong options.
 
     Examples:
         >>> optimizer = hvd.distributed(optax.sgd(0.5))
@@ -127,7 +129,7 @@ def value_and_grad(
     """Differentiates `fun`, as jax.value_and_grad does, and reduces the gradients over the ranks.
 
     Takes `fun`, `argnums` and `has_aux` as jax.value_and_grad does, and the options of
-    distributed(). The returned value is this rank's own. The gradients are reduced as one group.
+    distributed(). The returned value is that of this rank. The gradients are reduced as one group.
     Works within jit.
 
     Examples:
@@ -183,19 +185,19 @@ def broadcast_parameters(
     name: str | None = None,
     timeout: float | None = None,
 ) -> Tree:
-    """Returns a pytree like `params` with the root's values: parameters or an optimizer's state.
+    """Returns a pytree like `params` with the root's values.
 
-    Leaves may be numbers, or arrays of any dtype and shape. Without jax_enable_x64, JAX truncates
-    64-bit leaves, so large integers become wrong. Does not work within jit. If calls come from
-    several threads, give each a `name`. If one rank has an error, all ranks raise:
-    ValueError for different structures or roots, TypeError for leaves that are not arrays,
-    MismatchError for different shapes or dtypes.
+    The pytree may hold parameters or an optimizer's state. Leaves may be numbers, or arrays of any
+    dtype and shape. Without jax_enable_x64, JAX truncates 64-bit leaves, so large integers become
+    wrong. Does not work within jit. If calls come from several threads, give each call a `name`. If
+    one rank has an error, all ranks raise it: a ValueError if structures or roots differ, a
+    TypeError if leaves are not arrays, or a MismatchError if shapes or dtypes differ.
 
     - params: a pytree of arrays.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
     - process_set: the ranks that take part, by default all.
-    - name: prefix of the calls' names. None uses one prefix for all such calls.
-    - timeout: seconds until each wait raises StallError; None: no limit.
+    - name: the prefix of the calls' names. If it is None, all such calls use the same prefix.
+    - timeout: seconds until each wait raises StallError. None means no limit.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
 

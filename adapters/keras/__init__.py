@@ -34,7 +34,7 @@ __all__ = [  # noqa: F811
 
 
 def __getattr__(name: str) -> _Any:
-    """Compression belongs to the backend's package, which is imported on first use."""
+    """Imports Compression on first use, because it belongs to the package for Keras's backend."""
     if name == "Compression":
         return _calls().Compression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

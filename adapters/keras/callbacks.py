@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks for model.fit() under Horovod's names, for any Keras 3 backend. Keras calls them on the
-training thread."""
+"""Callbacks for model.fit() under Horovod's names, for any Keras 3 backend.
+
+Keras calls them on the training thread.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ _STATE, _METRICS = "keras.state", "keras.metrics"  # names of the calls
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Broadcasts the weights and optimizer state of `root_rank` before training.
 
-    Random generators keep each rank's own state. After the first batch, the callback warns if no
-    DistributedOptimizer has reduced the gradients.
+    Random generators keep their own state on each rank. After the first batch, the callback warns
+    if no DistributedOptimizer has reduced the gradients.
 
     Examples:
         >>> callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)
@@ -39,22 +41,22 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         local_variables: Any = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """`device` and `local_variables` exist for compatibility with Horovod; they are ignored."""
+        """`device` and `local_variables` are ignored. They exist for compatibility with Horovod."""
         super().__init__()
         self._root, self._set = root_rank, process_set
         self._watched = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keras hook: broadcasts the state."""
+        """Keras hook that broadcasts the state."""
         broadcast_state(self.model, self._root, self._set)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Keras hook: checks the optimizer after the first batch."""
+        """Keras hook that checks the optimizer after the first batch."""
         if batch:
             self._watch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keras hook: checks the optimizer if the epoch had one batch."""
+        """Keras hook that checks the optimizer if the epoch had only one batch."""
         self._watch()
 
     def _watch(self) -> None:
@@ -81,12 +83,12 @@ def broadcast_state(
     *,
     timeout: float | None = None,
 ) -> None:
-    """Overwrites a model and its optimizer with the values of `root_rank`. Collective.
+    """Overwrites a model and its optimizer with the values of `root_rank`. This is a collective.
 
-    Model and optimizer must have the same structure on all ranks. Random generators keep each
-    rank's own state.
+    The model and the optimizer must have the same structure on all ranks. Random generators keep
+    their own state on each rank.
 
-    - keras_model: a built Keras model; its optimizer is included.
+    - keras_model: a built Keras model. Its optimizer is included.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
     - process_set: the ranks that take part, by default all.
     - timeout: seconds until the wait raises StallError.
@@ -108,10 +110,9 @@ def broadcast_state(
 
 
 def variables_of(model: Any, optimizer: Any) -> list[Any]:
-    """Builds `optimizer`, which may be None. Returns the model's weights, then the optimizer's
-    variables.
+    """Builds `optimizer`, which may be None. Returns the weights, then the optimizer's variables.
 
-    Raises ValueError for a model without weights.
+    Raises ValueError if the model has no weights.
     """
     if not getattr(model, "built", False):
         raise ValueError("the model has no weights yet: call model.build(input_shape) first")
@@ -123,7 +124,7 @@ def variables_of(model: Any, optimizer: Any) -> list[Any]:
 
 
 def values_of(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Copies of the values of Keras or TensorFlow variables."""
+    """Returns copies of the values of Keras or TensorFlow variables."""
     return [
         np.array(keras.ops.convert_to_numpy(v) if isinstance(v, keras.Variable) else v.numpy())
         for v in variables
@@ -131,13 +132,13 @@ def values_of(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
 
 
 def assign(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Assigns each variable its value."""
+    """Assigns each value to its variable."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
 def write_back(model: Any) -> None:
-    """Copies values into variables within fit() on JAX, where Keras keeps the values elsewhere."""
+    """Within fit() on JAX, copies values into variables, because Keras keeps them elsewhere."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
@@ -153,17 +154,17 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
-        """`device` exists for compatibility with Horovod; it is ignored."""
+        """`device` is ignored. It exists for compatibility with Horovod."""
         super().__init__()
         self._set = process_set
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keras hook: averages the metrics in `logs`."""
+        """Keras hook that averages the metrics in `logs`."""
         with errors_reach_peers(self._set, _METRICS):
             own = {name: _array(value) for name, value in (logs or {}).items()}
         sent = farandole.rank(), own
         every = farandole.allgather_object(sent, name=_METRICS, process_set=self._set)
-        known = dict(filter(None, every))  # None: that rank has joined
+        known = dict(filter(None, every))  # a rank that has joined gives None
         for name in dict.fromkeys(name for metrics in known.values() for name in metrics):
             _check_metric(name, {rank: metrics.get(name) for rank, metrics in known.items()})
             mean = np.mean([metrics[name] for metrics in known.values()], axis=0)
@@ -193,9 +194,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     """Sets the learning rate to `initial_lr` times `multiplier` from `start_epoch` to `end_epoch`.
 
     - multiplier: a number, or a function of the epoch.
-    - staircase: True changes the rate when an epoch starts; False changes it with every batch, and
-      passes fractional epochs to `multiplier`.
-    - steps_per_epoch: batches per epoch, for staircase=False; None takes fit()'s number.
+    - staircase: True changes the rate when an epoch starts. False changes the rate with every
+      batch, and passes fractional epochs to `multiplier`.
+    - steps_per_epoch: number of batches per epoch, for staircase=False. None uses fit()'s number.
     - momentum_correction: ignored, because Keras 3 compiles the momentum into its step.
 
     Examples:
@@ -225,7 +226,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras hook. Raises ValueError if the number of batches per epoch is unknown."""
-        # Again in each fit(): if the number of ranks has changed, so has the number of batches.
+        # Looks again in each fit(), because the number of batches changes with that of the ranks.
         self._steps = self._given_steps or (self.params or {}).get("steps")
         if not self._staircase and not self._steps:
             raise ValueError(
@@ -233,17 +234,17 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Keras hook: sets the rate."""
+        """Keras hook that sets the rate."""
         self._epoch = epoch
         self._set(float(epoch))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Keras hook: sets the rate unless `staircase`."""
+        """Keras hook that sets the rate unless `staircase` is True."""
         if not self._staircase and batch:
             self._set(self._epoch + batch / float(self._steps or 1))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keras hook: adds the learning rate to `logs`."""
+        """Keras hook that adds the learning rate to `logs`."""
         if logs is not None:
             logs["lr"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
@@ -256,7 +257,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the rate from `initial_lr` / size() to `initial_lr` (Goyal et al., 2017).
 
-    `initial_lr` is the rate for one rank times size(). The rate grows with every batch, for
+    `initial_lr` is the rate for one rank, times size(). The rate grows with every batch during
     `warmup_epochs` epochs.
 
     Examples:
@@ -271,10 +272,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """With `verbose` 1, rank 0 prints a line when the warm-up is over. `momentum_correction` is
-        ignored.
+        """If `verbose` is 1, rank 0 prints a line when the warm-up is over.
 
-        `steps_per_epoch` is the number of batches per epoch; None takes fit()'s number.
+        `momentum_correction` is ignored. `steps_per_epoch` is the number of batches per epoch. None
+        uses fit()'s number.
         """
 
         def multiplier(epoch: float) -> float:
@@ -288,7 +289,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._tell = verbose > 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keras hook: prints a line when the warm-up ends."""
+        """Keras hook that prints a line when the warm-up ends."""
         super().on_epoch_end(epoch, logs)
         if self._tell and epoch + 1 == self._end and farandole.rank() == 0:
             print(
@@ -306,7 +307,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         >>> best = hvd.callbacks.BestModelCheckpoint("best.keras", monitor="val_loss")
     """
 
-    best: Any  # value of `monitor`, or None
+    best: Any  # best value of `monitor`, or None
 
     def __init__(
         self,
@@ -323,7 +324,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         if farandole.rank() == 0:
             super()._save_model(epoch, batch, logs)
             return
-        value = (logs or {}).get(self.monitor)  # remembered: this rank may become rank 0
+        value = (logs or {}).get(self.monitor)  # kept, because this rank may become rank 0
         known = value is not None and np.ndim(value) == 0
         if known and (self.best is None or self.monitor_op(value, self.best)):
             self.best = value

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with Keras: states for models and optimizers, and callbacks that commit within
-model.fit(). It works with any backend; use it on the training thread."""
+"""Elastic training with Keras: states for models and optimizers, and callbacks for model.fit().
+
+The callbacks commit the state within fit(). All of this works with any backend. Use it on the
+training thread.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ R = TypeVar("R")
 P = ParamSpec("P")
 S = TypeVar("S", bound=State)
 
-_VALUES = "keras.elastic"  # the state's attribute that holds variables; name of their broadcast
+# The name of the state's attribute that holds variables, and of the call that broadcasts them.
+_VALUES = "keras.elastic"
 
 
 class VariablesHandler(StateHandler[Any]):
@@ -50,7 +54,7 @@ class VariablesHandler(StateHandler[Any]):
         assign(variables, self.saved[: len(variables)])
 
     def sync(self) -> None:
-        """Copies rank 0's values to all ranks. Collective."""
+        """Copies rank 0's values to all ranks. This is a collective."""
         own = values_of(self._variables())
         counts = farandole.allgather_object(len(own), name=f"{_VALUES}.count")
         if len(set(counts)) > 1:
@@ -80,9 +84,9 @@ register((kind, VariablesHandler) for kind in _kinds())
 
 
 class VariablesState(ObjectState):
-    """Saves variables as NumPy arrays, and attributes as ObjectState does.
+    """Saves variables as NumPy arrays, and attributes in the same way as ObjectState.
 
-    `variables` are Keras or TensorFlow variables, with the same structure on all ranks.
+    `variables` are Keras or TensorFlow variables. Their structure must be the same on all ranks.
     """
 
     def __init__(self, variables: Sequence[Any], **attributes: Any) -> None:
@@ -93,8 +97,9 @@ class VariablesState(ObjectState):
 class KerasState(VariablesState):
     """State of a model, its optimizer and attributes: KerasState(model, batch=0, epoch=0).
 
-    If `optimizer` is None, takes the one that the model was compiled with. `backend` is accepted
-    for compatibility with Horovod and ignored. Raises ValueError for a model without weights.
+    If `optimizer` is None, uses the optimizer that the model was compiled with. `backend` is
+    accepted for compatibility with Horovod, and ignored. Raises ValueError if the model has no
+    weights.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
@@ -109,10 +114,11 @@ class KerasState(VariablesState):
         super().__init__(variables_of(model, self.optimizer), **attributes)
         weights = {id(variable) for variable in model.weights}
         self._random = [variable for variable in model.variables if id(variable) not in weights]
-        self._states = values_of(self._random)  # random generators: each rank keeps its own state
+        # Random generators, of which each rank keeps its own state.
+        self._states = values_of(self._random)
 
     def save(self) -> None:
-        """Copies model, optimizer and attributes in memory, also within fit()."""
+        """Copies the model, the optimizer and the attributes in memory, even within fit()."""
         write_back(self.model)
         self._states = values_of(self._random)
         super().save()
@@ -123,7 +129,7 @@ class KerasState(VariablesState):
         super().restore()
 
     def reset(self) -> None:
-        """Drops JAX's compiled programs, which were compiled for the former ranks."""
+        """Drops the programs that JAX has compiled for the former ranks."""
         super().reset()
         if keras.backend.backend() == "jax":
             import jax
@@ -148,25 +154,25 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keras hook: restarts the count, so that new ranks commit together with all others."""
+        """Keras hook that restarts the count, so that new ranks commit together with the others."""
         self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keras hook: commits after every `batches_per_commit` batches."""
+        """Keras hook that commits after every `batches_per_commit` batches."""
         self._batches += 1
         if self._batches % self._every == 0:
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keras hook: commits."""
+        """Keras hook that commits."""
         self._state.commit()
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Sets `state.batch` to the number of finished batches of the epoch, and to 0 at its end.
+    """Sets `state.batch` to the epoch's number of finished batches, and to 0 when the epoch ends.
 
-    Keras 3 does not let a callback shorten an epoch. So an interrupted epoch starts again, unless
-    the training function passes only the remaining batches to fit().
+    Keras 3 does not let a callback shorten an epoch. An interrupted epoch therefore starts again,
+    unless the training function passes only the remaining batches to fit().
 
     Examples:
         >>> state = farandole.elastic.ObjectState(batch=0)
@@ -178,16 +184,16 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._state = state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keras hook: counts the batch."""
+        """Keras hook that counts the batch."""
         self._state.batch = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keras hook: sets the count to 0."""
+        """Keras hook that sets the count to 0."""
         self._state.batch = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Sets `state.epoch` to the number of finished epochs, earlier attempts included.
+    """Sets `state.epoch` to the number of finished epochs, including those of earlier attempts.
 
     Pass fit() either `epochs=all_epochs, initial_epoch=state.epoch` or
     `epochs=all_epochs - state.epoch`.
@@ -202,14 +208,14 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keras hook: counts the epoch."""
+        """Keras hook that counts the epoch."""
         self._state.epoch += 1
 
 
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a state, like farandole.elastic.run.
 
-    Like farandole's errors, an error of the Keras backend may show that a rank is lost.
+    An error of the Keras backend may show that a rank is lost, just as farandole's errors do.
 
     Examples:
         >>> hvd.elastic.run(lambda state: state.epoch)(farandole.elastic.ObjectState(epoch=3))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer for Keras 3: reduces gradients over the ranks, on any backend, also inside
-functions that Keras compiles."""
+"""DistributedOptimizer for Keras 3, which reduces gradients over the ranks on any backend.
+
+It also works inside functions that Keras compiles.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,13 @@ class ReductionSettings(NamedTuple):
     compression: Any
     sparse_as_dense: bool
     process_set: ProcessSet
-    wraps: bool  # True: contains optimizers; only those may accumulate gradients
+    wraps: bool  # True if it contains optimizers; then only they may accumulate gradients
 
     def of(self, grads: Sequence[Any]) -> list[Any]:
-        """Reduces the gradients over the ranks. If one is None, it must be None on all ranks."""
+        """Reduces the gradients over the ranks.
+
+        If a gradient is None on one rank, it must be None on all ranks.
+        """
         hvd = calls()
         compression = self.compression or hvd.Compression.none
         common: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
@@ -65,7 +70,7 @@ class ReductionSettings(NamedTuple):
 
 
 class Step(Enum):
-    """When the gradients of the current step are reduced."""
+    """Says when the gradients of the current step are reduced."""
 
     REDUCED = auto()  # reduced when the step started
     ACCUMULATED = auto()  # reduced in the last of several passes, by _clip_gradients()
@@ -77,16 +82,16 @@ _current_step: ContextVar[Step | None] = ContextVar("farandole.keras.step", defa
 class DistributedOptimizerMixin:
     """Mixin that a DistributedOptimizer adds to an optimizer's class.
 
-    The outermost method of a step reduces the gradients. Methods that it calls, here or in
-    contained optimizers, do not reduce them again. An object without settings is a copy; its steps
-    raise RuntimeError.
+    The outermost method of a step reduces the gradients. Methods that this method calls, here or in
+    contained optimizers, do not reduce the gradients again. An object without settings is a copy.
+    If there are other ranks, a copy's steps raise RuntimeError.
     """
 
     _farandole: ReductionSettings | None = None
     _farandole_used = False  # True once a step has started or was traced
 
     def build(self, variables: Any) -> None:
-        """Keras hook, called before the first step."""
+        """Keras hook that is called before the first step."""
         self._check_scaled_inside()
         own: Any = super()
         own.build(variables)
@@ -94,7 +99,7 @@ class DistributedOptimizerMixin:
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Reduces the gradients over all ranks, then applies them as keras.Optimizer does.
 
-        Collective, unless this pass only accumulates gradients.
+        This is a collective, unless this pass only accumulates gradients.
         """
         own: Any = super()
         with self._step(grads) as reduced:
@@ -103,7 +108,7 @@ class DistributedOptimizerMixin:
     def stateless_apply(
         self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
     ) -> Any:
-        """Like apply(), for JAX, where a LossScaleOptimizer does not call apply()."""
+        """Does the same as apply(), for JAX, where a LossScaleOptimizer does not call apply()."""
         own: Any = super()
         with self._step(grads) as reduced:
             return own.stateless_apply(optimizer_variables, reduced, trainable_variables)
@@ -127,7 +132,7 @@ class DistributedOptimizerMixin:
             _current_step.reset(before)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        """Keras hook before an update. Reduces the gradients if the step accumulates them."""
+        """Keras hook before an update. Reduces the gradients if the step has accumulated them."""
         own: Any = super()
         reduction = self._farandole if _current_step.get() is Step.ACCUMULATED else None
         return own._clip_gradients(reduction.of(grads) if reduction else grads)
@@ -152,7 +157,10 @@ class DistributedOptimizerMixin:
             )
 
     def _reduction(self) -> ReductionSettings | None:
-        """The settings; None for a copy. Raises RuntimeError for a copy among several ranks."""
+        """Returns the settings, or None if this is a copy.
+
+        Raises RuntimeError if this is a copy and there are other ranks.
+        """
         if self._farandole is None and _has_others():
             raise RuntimeError(
                 f"this {type(self).__name__} is a DistributedOptimizer that was copied, or loaded "
@@ -162,8 +170,10 @@ class DistributedOptimizerMixin:
         return self._farandole
 
     def _check_scaled_inside(self) -> None:
-        """Raises ValueError if a plain LossScaleOptimizer is among the callers. It would decide by
-        this rank's gradients alone whether to skip a step."""
+        """Raises ValueError if a plain LossScaleOptimizer is among the callers.
+
+        Such an optimizer would look only at this rank's gradients to decide whether to skip a step.
+        """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _current_step.get() is None:
             caller = type(frame.f_locals.get("self"))
@@ -176,7 +186,7 @@ class DistributedOptimizerMixin:
             frame = frame.f_back
 
     def __reduce__(self) -> Any:
-        """Pickles and copies keep the mixin but lose the settings."""
+        """Makes pickles and copies keep the mixin but lose the settings."""
         own: Any = super()
         _, (saved,) = own.__reduce__()
         return _unpickled, (_plain(type(self)), saved)
@@ -186,8 +196,10 @@ _SCALER = keras.optimizers.LossScaleOptimizer
 
 
 def _has_others() -> bool:
-    """True if there are other ranks, or if other ranks may join later. In that case, a function
-    that Keras traces now may run together with them."""
+    """Returns True if there are other ranks, or if other ranks may join later.
+
+    If ranks may join later, a function that Keras traces now may run together with them.
+    """
     return is_initialized() and (size() > 1 or may_grow())
 
 
@@ -204,12 +216,12 @@ def _plain(kind: Any) -> Any:
 def reducing(plain: Any) -> Any:
     """Returns the class that combines the mixin with the optimizer class `plain`.
 
-    Keras saves the class under the name of `plain`. So without farandole, Keras loads `plain` from
-    a file. With farandole it loads this class, which refuses to train alone.
+    Keras saves the class under the name of `plain`. Without farandole, Keras therefore loads
+    `plain` from a file. With farandole, Keras loads this class, which refuses to train alone.
     """
     builtin = next((c for c in plain.__mro__ if api_export.get_name_from_symbol(c)), plain)
     if plain.__name__ != builtin.__name__ or not plain.__module__.startswith("keras."):
-        builtin = plain  # defined by the user
+        builtin = plain  # a class that the user has defined
     made = type(
         plain.__name__, (DistributedOptimizerMixin, plain), {"__module__": builtin.__module__}
     )
@@ -231,7 +243,7 @@ _register_all()
 
 
 def inside(optimizer: Any) -> list[Any]:
-    """The optimizers that the attributes of `optimizer` contain."""
+    """Returns the optimizers that the attributes of `optimizer` contain."""
     values: list[Any] = []
     for x in vars(optimizer).values():
         if isinstance(x, Mapping):  # such as keras.optimizers.OptimizerMap
@@ -243,7 +255,10 @@ def inside(optimizer: Any) -> list[Any]:
 
 
 def unreduced_optimizers(optimizer: Any) -> list[str]:
-    """Class names of the optimizers, contained ones included, whose gradients were not reduced."""
+    """Returns class names of the optimizers whose gradients were not reduced.
+
+    Looks at `optimizer` and at the optimizers that it contains.
+    """
     if isinstance(optimizer, DistributedOptimizerMixin) and optimizer._farandole_used:
         return []
     parts = [x for x in inside(optimizer) if x.built]
@@ -269,27 +284,28 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes a Keras 3 optimizer reduce gradients over the ranks. Returns the same object.
 
-    Its class becomes a subclass of the same name. Its state and its saved form do not change.
+    The optimizer's class becomes a subclass of the same name. The optimizer's state and saved form
+    do not change.
 
-    - optimizer: a keras.optimizers optimizer; with backward_passes_per_step above 1 it must be
-      new, that is, not built yet.
+    - optimizer: a keras.optimizers optimizer. If backward_passes_per_step is above 1, it must not
+      be built yet.
     - compression: Compression.none, fp16 or bf16 of the backend's package, or a class with compress
-      and decompress; None sends gradients unchanged.
-    - sparse_as_dense: True sends TensorFlow's embedding slices as dense tensors; False gathers the
+      and decompress. None sends gradients unchanged.
+    - sparse_as_dense: True sends TensorFlow's embedding slices as dense tensors. False gathers the
       slices of all ranks, uncompressed.
-    - gradient_predivide_factor: a factor f divides gradients by f before the sum and by size / f
-      after it; Average only.
+    - gradient_predivide_factor: a factor f divides gradients by f before the sum, and by size / f
+      after the sum. Works with Average only.
     - op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
     - backward_passes_per_step: number of batches per step. Keras's gradient_accumulation_steps
-      accumulates their gradients; the ranks reduce them with the last batch.
+      accumulates the batches' gradients, and the ranks reduce them with the last batch.
     - average_aggregated_gradients: True averages these batches' gradients, False adds them.
     - process_set: the ranks that reduce.
 
-    farandole ignores name, device_dense, device_sparse, num_groups, groups and
-    scale_local_gradients, which exist for compatibility with Horovod: it reduces all gradients as
-    one group.
+    name, device_dense, device_sparse, num_groups, groups and scale_local_gradients exist for
+    compatibility with Horovod. farandole ignores them and reduces all gradients as one group.
 
-    Raises ValueError and TypeError for wrong options, ImportError for a backend without an adapter.
+    Raises ValueError and TypeError for wrong options, and ImportError if the backend has no
+    adapter.
 
     Examples:
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -345,7 +361,7 @@ def load_model(
 ) -> Any:
     """Calls keras.saving.load_model and makes the model's optimizer a DistributedOptimizer again.
 
-    - filepath, custom_objects: as for keras.saving.load_model.
+    - filepath, custom_objects: arguments of keras.saving.load_model.
     - custom_optimizers: optimizer classes that the file may name.
     - options: options of DistributedOptimizer, such as compression.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole for NumPy: the neutral calls, typed for arrays, and helpers for training."""
+"""farandole for NumPy: the framework-neutral calls, typed for arrays, and helpers for training."""
 
 import farandole as _farandole
 from farandole import *  # noqa: F403

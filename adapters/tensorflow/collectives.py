@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """allreduce, allgather and broadcast of TensorFlow tensors, eagerly and inside tf.function.
-Differentiable public calls with Horovod's arguments, for any thread.
 
-Unnamed calls match by order in eager mode, and by graph.next_name() inside tf.function.
+The calls are differentiable, take Horovod's arguments, and may be made from any thread. Unnamed
+calls are matched by order in eager mode, and by graph.next_name() inside tf.function.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def _reduce_op(op: int | None, average: bool | None) -> int:
-    """The reduction to use. `average` is Horovod's deprecated argument."""
+    """Returns the reduction to use. `average` is Horovod's deprecated argument."""
     if average is None:
         return Average if op is None else op
     if op is not None:
@@ -51,13 +51,13 @@ def reducing(
     process_set: ProcessSet,
     timeout: float | None,
 ) -> Run:
-    """Binds the arguments of a reduction. The public call or its graph node runs the result."""
+    """Binds a reduction's arguments. The public call or its graph node calls the result."""
     scaled = {"prescale_factor": factors[0], "postscale_factor": factors[1]}
     return functools.partial(grouped, op=op, process_set=process_set, timeout=timeout, **scaled)
 
 
 def _divided(factors: tuple[float, float], op: int, process_set: ProcessSet) -> Any:
-    """prescale * postscale / divisor as a float64 scalar, for sums computed outside of the core."""
+    """Returns prescale * postscale / divisor as a float64, for sums computed outside the core."""
     divisor = evaluated_when_run(lambda: divisor_of(op, set_id(process_set)))
     return factors[0] * factors[1] / tf.cast(divisor, tf.float64)
 
@@ -82,16 +82,16 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Shapes and dtypes are equal on all ranks. The list is one call, inside tf.function one node,
-    which succeeds or fails as a whole. For tf.IndexedSlices, with Average and Sum only, the result
-    holds the slices of all ranks. Returns new tensors. For Average and Sum, gradients are reduced
-    in the same way.
+    Shapes and dtypes must be equal on all ranks. The list is one call (one node inside
+    tf.function), which succeeds or fails as a whole. tf.IndexedSlices work with Average and Sum
+    only; their result holds the slices of all ranks. Returns new tensors. For Average and Sum,
+    gradients are reduced in the same way.
 
     - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
-    - device_dense, device_sparse: ignored; for compatibility with Horovod.
-    - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
+    - device_dense, device_sparse: ignored, but accepted for compatibility with Horovod.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
     - op: Average (the default), Sum, Min, Max or Product; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
@@ -122,15 +122,15 @@ def allreduce(
 ) -> Any:
     """Computes postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Shape and dtype are equal on all ranks. For a tf.IndexedSlices, with Average and Sum only, the
-    result holds the slices of all ranks. Returns a new tensor. For Average and Sum, gradients are
-    reduced in the same way.
+    Shape and dtype must be equal on all ranks. A tf.IndexedSlices works with Average and Sum only;
+    its result holds the slices of all ranks. Returns a new tensor. For Average and Sum, gradients
+    are reduced in the same way.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
-    - device_dense, device_sparse: ignored; for compatibility with Horovod.
-    - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
+    - device_dense, device_sparse: ignored, but accepted for compatibility with Horovod.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
     - op: Average (the default), Sum, Min, Max or Product; `average` is deprecated.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 
@@ -206,7 +206,7 @@ def _allreduce_slices(
     process_set: ProcessSet,
     timeout: float | None,
 ) -> list[Any]:
-    """Gathers the slices of all ranks. Consumers of the result add slices with equal indices."""
+    """Gathers the slices of all ranks. Those who use the result add slices with equal indices."""
     if not slices:
         return []
     parts = [part for x in slices for part in (x.values, x.indices)]
@@ -231,13 +231,13 @@ def grouped_allgather(
 ) -> list[Any]:
     """Concatenates all ranks' tensors along the first dimension, in rank order.
 
-    Tensors have at least one dimension; only the first may differ between ranks. Dtypes are equal
-    on all ranks. Returns new tensors. Their gradient is Horovod's: this rank's rows of the
-    gradients, averaged over the ranks.
+    Tensors need at least one dimension. Only the first dimension may differ between ranks. Dtypes
+    must be equal on all ranks. Returns new tensors. As in Horovod, a tensor's gradient consists of
+    this rank's rows of the gradients, averaged over the ranks.
 
     - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
     - name, process_set: calls match by name, else by order, within this set.
-    - ignore_name_scope: ignored; for compatibility with Horovod.
+    - ignore_name_scope: ignored, but accepted for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -261,13 +261,13 @@ def allgather(
 ) -> Any:
     """Concatenates all ranks' tensors along the first dimension, in rank order.
 
-    Tensors have at least one dimension; only the first may differ between ranks. The dtype is equal
-    on all ranks. Returns a new tensor. Its gradient is Horovod's: this rank's rows of the
-    gradients, averaged over the ranks.
+    Tensors need at least one dimension. Only the first dimension may differ between ranks. The
+    dtype must be equal on all ranks. Returns a new tensor. As in Horovod, its gradient consists of
+    this rank's rows of the gradients, averaged over the ranks.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - name, process_set: calls match by name, else by order, within this set.
-    - ignore_name_scope: ignored; for compatibility with Horovod.
+    - ignore_name_scope: ignored, but accepted for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -286,7 +286,7 @@ def gathered(
     process_set: ProcessSet,
     timeout: float | None = None,
 ) -> tuple[list[Any], list[Any]]:
-    """Returns (gathered tensors, for each an int64 tensor of the rows from each member)."""
+    """Returns the gathered tensors and, for each, an int64 tensor of every member's row count."""
     count = len(tensors)
     outputs: list[Any] = []
 
@@ -325,15 +325,15 @@ def broadcast(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Sends the tensor of `root_rank` to every rank. Shape and dtype are equal on all ranks.
+    """Sends the tensor of `root_rank` to every rank. Shape and dtype must be equal on all ranks.
 
-    Returns a new tensor. Its gradient is Horovod's: the average of all ranks' gradients on the
-    root, zeros on other ranks.
+    Returns a new tensor. As in Horovod, its gradient is the average of all ranks' gradients on the
+    root, and zeros on other ranks.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
     - name, process_set: calls match by name, else by order, within this set.
-    - ignore_name_scope: ignored; for compatibility with Horovod.
+    - ignore_name_scope: ignored, but accepted for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -377,14 +377,14 @@ def broadcast_variables(
     name: str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Assigns the values of `root_rank` to TensorFlow or Keras variables. Collective.
+    """Assigns the values of `root_rank` to TensorFlow or Keras variables. This is a collective.
 
-    Sends the whole list as one call: count, order, shapes and dtypes are equal on all ranks. Inside
-    tf.function this happens when the function runs.
+    The whole list is sent as one call, so the number, order, shapes and dtypes of the variables
+    must be equal on all ranks. Inside tf.function, this happens when the function runs.
 
     - variables: a list of TensorFlow or Keras variables.
     - root_rank: the sender's rank in the world; it must be a member of the process set.
-    - inplace: ignored; for compatibility with Horovod.
+    - inplace: ignored, but accepted for compatibility with Horovod.
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
 

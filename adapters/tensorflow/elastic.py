@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with TensorFlow: variables as a state, under Horovod's names. Users call it on
-the training thread."""
+"""Elastic training with TensorFlow: states that hold variables, under Horovod's names.
+
+Use it on the training thread.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ S = TypeVar("S", bound=State)
 class TensorFlowState(VariablesState):
     """State of TensorFlow variables and attributes: TensorFlowState(variables, step=0).
 
-    `session` is ignored; for compatibility with Horovod.
+    `session` is ignored, but accepted for compatibility with Horovod.
 
     Examples:
         >>> state = hvd.elastic.TensorFlowState([tf.Variable([1.0, 2.0])], step=0)
@@ -36,7 +38,7 @@ class TensorFlowState(VariablesState):
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a state, like farandole.elastic.run.
 
-    Like farandole's errors, an error of TensorFlow may show that a rank is lost.
+    A TensorFlow error may show that a rank is lost, just as farandole's errors do.
 
     Examples:
         >>> hvd.elastic.run(lambda state: state.step)(hvd.elastic.ObjectState(step=3))

@@ -34,17 +34,17 @@ def alltoall(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Sends rows to each member, and receives rows from each.
+    """Sends rows to each member, and receives rows from each member.
 
     Member i gets the next `splits[i]` rows of the tensor. The result holds the received rows in
-    rank order. Tensors have at least one dimension; dtype and all dimensions but the first are
-    equal on all ranks. Returns a new tensor; with `splits`, (the tensor, the number of rows from
-    each member as int32). The backward pass sends gradients back to the ranks that sent the rows.
+    rank order. Tensors need at least one dimension. The dtype and all dimensions but the first must
+    be equal on all ranks. Returns a new tensor. With `splits`, also returns the number of rows from
+    each member, as int32. The backward pass sends gradients back to the ranks that sent the rows.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
-    - splits: integers, the number of rows for each member, in member order; None: equal parts.
+    - splits: the number of rows for each member, in member order. None means equal parts.
     - name, process_set: calls match by name, else by order, within this set.
-    - ignore_name_scope: ignored; for compatibility with Horovod.
+    - ignore_name_scope: ignored, but accepted for compatibility with Horovod.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -55,7 +55,7 @@ def alltoall(
     """
     (x,) = tensors_of([tensor])
     given = [] if splits is None else [tf.convert_to_tensor(splits)]
-    outputs: list[Any] = []  # received rows, and their number per member
+    outputs: list[Any] = []  # the received rows, and every member's number of rows
 
     def run(xs: Sequence[Any], name: str | None) -> list[Any]:
         chosen = np.asarray(xs[1]) if given else None
@@ -87,7 +87,7 @@ def barrier(
     name: str | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """Waits until every member has called it. Inside tf.function its graph node waits.
+    """Waits until every member has called it. Inside tf.function, the call's graph node waits.
 
     - name, process_set: calls match by name, else by order, within this set.
     - timeout: seconds until the wait raises StallError.
@@ -117,19 +117,19 @@ def grouped_reducescatter(
     *,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays. Returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Tensors have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do
-    not divide evenly, the first ranks get one more. Any op but Adasum works. Returns new tensors.
-    For Average and Sum, their gradient is Horovod's: all ranks' gradients concatenated, and for Sum
-    multiplied by the number of ranks.
+    Tensors need at least one dimension. Shapes and dtypes must be equal on all ranks. If rows do
+    not divide evenly, the first ranks get one row more. Every op except Adasum works. Returns new
+    tensors. For Average and Sum, as in Horovod, a tensor's gradient is the concatenation of all
+    ranks' gradients. For Sum, it is multiplied by the number of ranks.
 
     - tensors: a list of TensorFlow tensors, variables, or values that convert to tensors.
-    - device_dense: ignored; for compatibility with Horovod.
-    - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
+    - device_dense: ignored, but accepted for compatibility with Horovod.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
     - op: Average (the default), Sum, Min, Max or Product.
     - name, process_set: calls match by name, else by order, within this set.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.
@@ -155,19 +155,19 @@ def reducescatter(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """Reduces arrays; returns this rank's rows of postscale_factor * op(prescale_factor * x).
+    """Reduces arrays. Returns this rank's rows of postscale_factor * op(prescale_factor * x).
 
-    Tensors have at least one dimension; shapes and dtypes must be equal on all ranks. If rows do
-    not divide evenly, the first ranks get one more. Any op but Adasum works. Returns a new tensor.
-    For Average and Sum, its gradient is Horovod's: all ranks' gradients concatenated, and for Sum
-    multiplied by the number of ranks.
+    Tensors need at least one dimension. Shapes and dtypes must be equal on all ranks. If rows do
+    not divide evenly, the first ranks get one row more. Every op except Adasum works. Returns a new
+    tensor. For Average and Sum, as in Horovod, its gradient is the concatenation of all ranks'
+    gradients. For Sum, it is multiplied by the number of ranks.
 
     - tensor: a TensorFlow tensor, a variable, or a value that converts to a tensor.
-    - device_dense: ignored; for compatibility with Horovod.
-    - compression: Compression.none, fp16 or bf16: the form in which tensors travel.
+    - device_dense: ignored, but accepted for compatibility with Horovod.
+    - compression: the form in which tensors are sent: Compression.none, fp16 or bf16.
     - op: Average (the default), Sum, Min, Max or Product.
     - name, process_set: calls match by name, else by order, within this set.
-    - prescale_factor, postscale_factor: factors of inputs and results.
+    - prescale_factor, postscale_factor: numbers that multiply inputs and results.
     - timeout: seconds until the wait raises StallError.
 
     Raises MismatchError, PeerError, StallError, ShutdownError, LibraryError, ValueError, TypeError.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by collectives.py and exchange.py: a decorator, input conversion and result shapes."""
+"""Code that collectives.py and exchange.py share: a decorator, input conversion, result shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def public(op: Op) -> Callable[[F], F]:
     """Decorates a public call of the operation `op`. AutoGraph does not convert the call's code."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
-        """Lists the calls to refuse after a wrong argument, because peers may wait in them."""
+        """Lists the calls to be refused after a wrong argument, because peers may wait in them."""
         name = given.get("name")
         if not isinstance(name, str):
             name = None if tf.executing_eagerly() else next_name(op, count=True)
@@ -35,7 +35,7 @@ def public(op: Op) -> Callable[[F], F]:
 
 
 def tensors_of(values: Iterable[Any]) -> list[Any]:
-    """Converts values to tensors; values may be variables.
+    """Converts values, which may be variables, to tensors.
 
     Raises TypeError for values that are not dense, such as a tf.RaggedTensor.
     """
@@ -53,10 +53,10 @@ def _tensor_of(value: Any) -> Any:
 
 
 def same_shapes(tensors: Sequence[Any]) -> Shapes:
-    """Shapes of results that equal the inputs' shapes."""
+    """Returns the results' shapes for an operation that keeps the inputs' shapes."""
     return [x.shape for x in tensors]
 
 
 def any_rows(tensors: Sequence[Any]) -> Shapes:
-    """Shapes of results that have a different number of rows than the inputs."""
+    """Returns the results' shapes for an operation that changes the numbers of rows."""
     return [None if x.shape.rank is None else (None, *x.shape[1:]) for x in tensors]

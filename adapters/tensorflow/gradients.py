@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduces gradients over the ranks, eagerly and inside tf.function: DistributedGradientTape for
-users, reduce_gradients() for farandole.keras."""
+"""Reduces gradients over the ranks, eagerly and inside tf.function.
+
+Users call DistributedGradientTape(), and farandole.keras calls reduce_gradients().
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ def reduce_gradients(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Reduces gradients: dense ones by one grouped allreduce, sparse slices by one allgather.
+    """Reduces dense gradients by one grouped allreduce, and sparse slices by one allgather.
 
-    If a gradient is None on one rank, it must be None on all ranks; the result is then None too.
+    If a gradient is None on one rank, it must be None on all ranks. Its result is then also None.
     """
     results = list(gradients)
     if sparse_as_dense:
@@ -58,7 +60,10 @@ class DistributedTapeMixin:
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Computes tf.GradientTape's gradients and reduces them over all ranks. Collective."""
+        """Computes tf.GradientTape's gradients and reduces them over all ranks.
+
+        This is a collective.
+        """
         inner: Any = super()
         own = inner.gradient(target, sources, output_gradients, unconnected_gradients)
         return tf.nest.pack_sequence_as(
@@ -83,15 +88,15 @@ def DistributedGradientTape(
 
     - gradtape: the tape, before or after it has recorded.
     - compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
-    - sparse_as_dense: True sends tf.IndexedSlices as dense tensors; False gathers the slices of all
-      ranks, uncompressed, with Average and Sum only.
+    - sparse_as_dense: True sends tf.IndexedSlices as dense tensors. False gathers the slices of all
+      ranks, uncompressed, and works with Average and Sum only.
     - op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
-    - gradient_predivide_factor: a factor f divides gradients by f before the sum and by size / f
-      after it; Average only.
+    - gradient_predivide_factor: a factor f divides gradients by f before the sum, and by size / f
+      after the sum. Works with Average only.
     - process_set: the ranks that reduce.
 
-    farandole ignores device_dense, device_sparse, num_groups, groups and scale_local_gradients,
-    which exist for compatibility with Horovod: it reduces all gradients as one group.
+    device_dense, device_sparse, num_groups, groups and scale_local_gradients exist for
+    compatibility with Horovod. farandole ignores them and reduces all gradients as one group.
 
     Raises ValueError and TypeError for wrong options.
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds collectives into the graph of tf.function: names, execution order, derivatives.
-collectives.py and exchange.py use it while TensorFlow traces.
+"""Builds collectives into the graph of tf.function.
 
-A node holds a thread of TensorFlow's pool until all ranks run that node. If ranks ran nodes in
-different orders, every thread could wait in a node whose peers have no thread left: a deadlock. So
-the nodes of a process run one at a time, in program order. Each node reads and writes the same
-variable; so TensorFlow orders the nodes across nested functions, branches and loops.
+The module handles names, execution order and derivatives. collectives.py and exchange.py use it
+while TensorFlow traces.
+
+A node occupies a thread of TensorFlow's pool until all ranks run that node. If ranks ran nodes in
+different orders, every thread could wait in a node whose peers have no thread left, which would be
+a deadlock. Therefore a process runs its nodes one at a time, in program order. All nodes read and
+write the same variable, so TensorFlow orders them across nested functions, branches and loops.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from farandole.errors import retyped
 from farandole.members import ProcessSet, set_id
 from farandole.tensorflow.kind import NodeArray
 
-# (eager tensors or a node's arrays, name=the call's name) -> results of the same kind
+# Takes eager tensors or a node's arrays, and the call's name. Returns results of the same kind.
 Run = Callable[..., Sequence[Any]]
-# (gradients of the results, name of the collective that reduces them) -> gradients of the inputs
+# Maps the gradients of the results to the gradients of the inputs. The second argument is the name
+# of the collective that reduces the gradients.
 Gradient = Callable[[Sequence[Any], str], Sequence[Any]]
 Shapes = Sequence["tuple[int | None, ...] | None"]
 
@@ -37,10 +40,11 @@ _token_lock = threading.Lock()
 
 
 def next_name(op: Op, count: bool = False) -> str:
-    """Returns the name of a graph's next unnamed call: operation, function, number in the function.
+    """Returns the name of a graph's next unnamed call.
 
+    The name consists of the operation, the function, and the call's number in the function.
     Retracing gives the same names, because each graph counts its own calls. Calls in branches and
-    loop bodies count for the function that contains them. `count` reserves the name.
+    loop bodies count for the function that contains them. If `count` is True, reserves the name.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     while hasattr(graph, "outer_graph") and type(graph).__name__ != "FuncGraph":
@@ -63,8 +67,8 @@ def differentiable(
 ) -> list[Any]:
     """Calls `run` at once, or in a graph node. Returns results whose derivative is `gradient`.
 
-    `shapes`: the results' shapes as far as they are known; `types`: the results' dtypes, or None
-    for the inputs' dtypes.
+    `shapes` are the results' shapes as far as they are known. `types` are the results' dtypes. If
+    `types` is None, results have the inputs' dtypes.
     """
     if not tensors:
         return []
@@ -117,14 +121,14 @@ def _node(
 
 
 def barrier_node(call: Callable[[], object]) -> Any:
-    """Adds a node without tensors, which runs `call` in program order."""
+    """Adds a node that has no tensors and runs `call` in program order."""
     return _node(lambda: call() and [], [], [], [])[0]
 
 
 def evaluated_when_run(question: Callable[[], int | None]) -> Any:
-    """Returns question()'s answer as an int64 scalar; a traced function asks again in each run.
+    """Returns question()'s answer as an int64 scalar. A traced function asks again in each run.
 
-    Use it for numbers such as hvd.size(), which elastic training may change between runs.
+    Use this for numbers such as hvd.size(), which elastic training may change between runs.
     """
 
     def ask() -> Any:
@@ -139,7 +143,8 @@ def evaluated_when_run(question: Callable[[], int | None]) -> Any:
 def typed_errors() -> Iterator[None]:
     """Raises farandole's own errors for failed collectives inside tf.function.
 
-    Replaces TensorFlow's OpError with MismatchError, PeerError and so on; other errors pass.
+    Replaces TensorFlow's OpError with MismatchError, PeerError and so on. Does not change other
+    errors.
 
     Examples:
         >>> with hvd.typed_errors():
@@ -154,7 +159,7 @@ def _new_token() -> Any:
     """Creates the token variable in another thread and as late as possible.
 
     tf.function would trace twice if the first trace created a variable, even in tf.init_scope. If
-    the variable were created at import, users could not choose devices any more.
+    the variable were created at import, users could no longer choose devices.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_variable).result()

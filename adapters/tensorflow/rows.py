@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes numbers of rows per member as tensors, because a graph knows them only when it runs. For
-backward passes; farandole.calls.rows does the same with Python numbers."""
+"""Computes numbers of rows per member as tensors, because a graph knows them only when it runs.
+
+Backward passes use it. farandole.calls.rows does the same with Python numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import tensorflow as tf
 
 
 def table_like(result: Any, rows: Any, dtype: Any = np.int64) -> Any:
-    """Converts numbers of rows to the kind of `result`: a node's array or an eager tensor.
+    """Converts numbers of rows to a node's array or an eager tensor, depending on `result`.
 
-    Raises ValueError for numbers that `dtype` cannot hold.
+    Raises ValueError if `dtype` cannot hold the numbers.
     """
     table = np.asarray(rows)
     if len(table) and table.max() > np.iinfo(dtype).max:
@@ -27,12 +29,12 @@ def table_like(result: Any, rows: Any, dtype: Any = np.int64) -> Any:
 
 
 def kept(rows: Any, members: Any) -> Any:
-    """Number of rows that a reducescatter gives each member."""
+    """Returns the number of rows that a reducescatter gives to each member."""
     return rows // members + tf.cast(tf.range(members) < rows % members, tf.int64)
 
 
 def parts(splits: Sequence[Any] | None, rows: Any, members: Any) -> Any:
-    """Number of rows for each member: `splits`, or equal parts."""
+    """Returns the number of rows for each member: `splits`, or equal parts if it is None."""
     return tf.fill([members], rows // members) if splits is None else tf.cast(splits, tf.int64)
 
 
@@ -40,7 +42,7 @@ def scatter_returned(rows: Any, received: Any, sent: Any, like: Any) -> Any:
     """Returns the gradient of `like`, a tensor whose rows were sent to other ranks.
 
     `rows` came back from those ranks. Per member, `sent` counts the rows of the forward pass, and
-    `received` those that came back. Rows that did not come back get zeros.
+    `received` counts the rows that came back. Rows that did not come back get zeros.
     """
     if tf.executing_eagerly() and rows.shape[0] == like.shape[0]:
         return rows

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch normalisation over all ranks' batches: a Keras layer for the TensorFlow backend, with one
-differentiable allreduce (two in float64)."""
+"""Batch normalisation over all ranks' batches, as a Keras layer for the TensorFlow backend.
+
+The layer makes one differentiable allreduce, or two in float64.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from farandole.tensorflow.collectives import allreduce
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """keras.layers.BatchNormalization with the statistics of all ranks' batches together.
 
-    Batches may differ in length between ranks. All ranks use their layers in the same order.
-    Takes the arguments of BatchNormalization, and `process_set`: the ranks to include.
+    Batches may differ in length between ranks. All ranks must use their layers in the same order.
+    Takes the arguments of BatchNormalization, and `process_set`, the ranks to include.
 
     Examples:
         >>> hvd.SyncBatchNormalization()(tf.ones((4, 3)), training=True).shape
@@ -34,14 +36,14 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         self._farandole_set = process_set
 
     def get_config(self) -> dict[str, Any]:
-        """Keras hook: the arguments, with the ranks of `process_set`."""
+        """Keras hook that returns the arguments, with the ranks of `process_set`."""
         world = self._farandole_set.process_set_id == 0
         ranks = None if world else self._farandole_set.ranks
         return {**super().get_config(), "process_set": ranks}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Keras hook. Raises ValueError if no process set has the same ranks now."""
+        """Keras hook that creates a layer. Raises ValueError if no process set has its ranks."""
         ranks = config.get("process_set")
         sets = [x for x in registered if x.ranks == ranks] if ranks else [global_process_set]
         if not sets:
@@ -65,7 +67,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             return [value / tf.maximum(count, 1.0) for value in sums]
 
         centre = tf.zeros([], tf.float64)
-        if x.dtype == tf.float64:  # next to a large mean, squares lose a small variance
+        if x.dtype == tf.float64:  # if the mean is large, sums of squares lose a small variance
             (centre,) = over_ranks(wide)
         mean, squares = over_ranks(wide - centre, tf.square(wide - centre))
         variance = tf.maximum(squares - mean * mean, 0.0)

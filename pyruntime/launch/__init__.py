@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole run` and farandole.run(): start the ranks of a job."""
+"""`farandole run` and farandole.run(), which start the ranks of a job."""

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent of one host of an elastic job: starts and kills the ranks there, and passes messages
-between them and the supervisor. membership/agent.py makes its decisions. The agent runs on the main
-thread; other threads put events into its queue.
+"""The agent of one host of an elastic job.
 
-A job has one agent per host. A new agent kills an old one, whose ranks then end, too.
+The agent starts and kills the ranks on its host, and passes messages between them and the
+supervisor. membership/agent.py makes the agent's decisions. The agent runs on the main thread.
+Other threads put events into its queue.
+
+A job has one agent per host. A new agent kills an old agent, whose ranks then end as well.
 """
 
 from __future__ import annotations
@@ -37,19 +39,23 @@ from farandole.start.agent_client import AGENT
 from farandole.start.connection import Connection, open_connection, process_of
 from farandole.start.server import Client, Server
 
-MODULE = "farandole.launch.agent"  # in every agent's command line
+MODULE = "farandole.launch.agent"  # part of every agent's command line
 BEAT = 1.0  # seconds between heartbeats
-CONTACT = "FARANDOLE_SUPERVISOR"  # the supervisor sets it: its address, its key, the ranks' secret
+# Environment variable that the supervisor sets. Holds the supervisor's address and key, and the
+# ranks' secret.
+CONTACT = "FARANDOLE_SUPERVISOR"
 PREEMPTED = 75  # exit code of agents and supervisors after a signal
-_LEASE = 30.0  # seconds; used until the supervisor has sent a lease
+_LEASE = 30.0  # seconds; valid until the supervisor has sent a lease
 _LAST_WORDS = 1.0  # seconds to wait for the last message of an ended process
 
 Event = Callable[[], object]
 
 
 class _RankListener(Server):
-    """Listens for this host's ranks, and refuses processes of other users. Methods that start with
-    an underscore run on the listener's thread."""
+    """Listens for this host's ranks, and refuses processes of other users.
+
+    Methods whose names start with an underscore run on the listener's thread.
+    """
 
     def __init__(self, events: SimpleQueue[Event], runner: AgentRunner) -> None:
         self._events, self._runner = events, runner
@@ -57,7 +63,10 @@ class _RankListener(Server):
         super().__init__("ranks", b"")
 
     def tell(self, rank: int, message: bytes) -> None:
-        """Sends to the process numbered `rank`, if it is connected. Any thread may call this."""
+        """Sends a message to the process with the number `rank`, if that process is connected.
+
+        May be called from any thread.
+        """
 
         def send() -> None:
             if rank in self._client:
@@ -70,12 +79,12 @@ class _RankListener(Server):
 
     def _received(self, client: Client, message: bytes) -> None:
         if self._client.get(client.rank) is not client:
-            return  # from an earlier program of this process, but late
+            return  # a late message from an earlier program of this process
         fields, pid = json.loads(message), process_of(client.connection)
         self._events.put(lambda: self._runner.hear_rank(client.rank, pid, fields))
 
     def _disconnected(self, client: Client) -> None:
-        if self._client.get(client.rank) is client:  # else the process runs its next program
+        if self._client.get(client.rank) is client:  # otherwise the process runs its next program
             del self._client[client.rank]
             self._events.put(lambda: self._runner.rank_hung_up(client.rank))
 
@@ -91,8 +100,8 @@ class AgentRunner:
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
         self._slots = slots
         self._agent = Agent(name, host, slots, _LEASE, time.monotonic())
-        self._numbers: dict[str, int] = {}  # process's name -> its number
-        self._names: list[str] = []  # number -> name
+        self._numbers: dict[str, int] = {}  # each process's number, by the process's name
+        self._names: list[str] = []  # each process's name, by the process's number
         self._processes: dict[str, RankProcess] = {}
         self._blobs: dict[tuple[str, int, int], str] = {}  # data for unfinished allgathers
         self._connection: Connection | None = None
@@ -160,11 +169,11 @@ class AgentRunner:
     # ---- the supervisor
 
     def _seek(self) -> None:
-        """Connects to the supervisor, and reconnects after each failure. Has a separate thread."""
+        """Connects to the supervisor, and reconnects after each failure. Runs on its own thread."""
         while True:
             try:
                 key = bytes.fromhex(self._key)
-                # A send must not delay the end of the lease. Messages that fail are repeated.
+                # A send must not delay the end of the lease. Messages that fail are sent again.
                 with open_connection(self._address, key, send_seconds=2 * BEAT) as line:
                     self._events.put(lambda line=line: self._found(line))  # type: ignore[misc]
                     while True:
@@ -231,7 +240,7 @@ class AgentRunner:
 
         try:
             process = RankProcess(job["command"], self._environment() | ours, label, ended)
-        except OSError as reason:  # e.g. too many processes; a retry may succeed
+        except OSError as reason:  # for example, too many processes; a retry may succeed
             self._agent.ended(name, End.LOST, f"can't be started: {error_text(reason)}", 127)
             return
         process.slot = slot
@@ -247,7 +256,7 @@ class AgentRunner:
         return {process.slot for process in self._processes.values() if process.code is None}
 
     def hear_rank(self, number: int, pid: int, fields: list[Any]) -> None:
-        """Handles a message from a rank. `pid`: its process on this host."""
+        """Handles a message from a rank. `pid` is the number of the rank's process on this host."""
         name = self._names[number]
         process = self._processes[name]
         what, *rest = fields
@@ -256,10 +265,10 @@ class AgentRunner:
         if process.settled:  # the program has outlived the process that started it
             process.kill()
         elif what == "here":
-            # A second program of this process must not join the worlds of the first.
+            # A second program of this process must not join the worlds of the first program.
             self._tell_rank(name, ["begin", self._agent.world_of(name), self._secret])
             process.called = True
-            process.said = None  # this was about an earlier program
+            process.said = None  # any earlier announcement was that of an earlier program
             self._agent.announce(name, None)
         elif what == "state":
             self._act(self._agent.report(name, decode(WorkerState, rest[0])))
@@ -286,7 +295,7 @@ class AgentRunner:
     def _ended(self, name: str, code: int) -> None:
         process = self._processes[name]
         process.code = code
-        process.kill()  # also kills its children
+        process.kill()  # kills the process's children as well
 
         def give_up() -> None:
             process.connected = False
@@ -308,8 +317,10 @@ class AgentRunner:
 
 
 def say(text: str) -> None:
-    """Prints a line to standard error and never blocks: another thread writes the line. So the job
-    survives a closed pipe, and does not wait for a pager that is stopped."""
+    """Prints a line to standard error and never blocks, because another thread writes the line.
+
+    Therefore the job survives a closed pipe, and does not wait for a pager that is stopped.
+    """
     _writer()
     _said.put(f"farandole: {printable(text, lines=True)}\n".encode(errors="backslashreplace"))
 
@@ -338,8 +349,11 @@ def _writer() -> None:
 
 
 def kill_predecessor(folder: str, host: str) -> None:
-    """Kills an earlier agent of this job on this host, if there is one. It may be stopped, its ssh
-    may have ended, or its supervisor may have been killed."""
+    """Kills an earlier agent of this job on this host, if there is one.
+
+    The earlier agent may be stopped, its ssh may have ended, or its supervisor may have been
+    killed.
+    """
     place = os.path.realpath(folder)
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
@@ -348,8 +362,8 @@ def kill_predecessor(folder: str, host: str) -> None:
             one = system_calls.pidfd_open(int(process.name))
             try:
                 words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
-                # The order of words is that of programs.own(). In srun's command line, these words
-                # are in other places.
+                # programs.own() puts the words in this order. In srun's command line, these words
+                # are at other positions.
                 if (
                     words[1:2] == ["-c"]
                     and words[3:4] == [MODULE]

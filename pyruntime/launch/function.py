@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole.run(): calls a Python function on new ranks, from a script or a notebook. One thread
-watches the launcher and another copies its output."""
+"""farandole.run(), which calls a Python function on new ranks, from a script or a notebook.
+
+One thread watches the launcher, and another thread copies the launcher's output.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ from farandole.launch.programs import own
 from farandole.launch.result_server import KEY, Outcome, ResultServer
 
 R = TypeVar("R")
-_GRACE = 5.0  # seconds in which the launcher must end, and last results arrive
+_GRACE = 5.0  # seconds within which the launcher must end and the last results must arrive
 
 
 class _OnRank(Exception):
-    """Cause of the exception that run() raises: names the rank and shows its traceback."""
+    """The cause of the exception that run() raises. Names the rank and shows its traceback."""
 
 
 def run(
@@ -48,18 +50,19 @@ def run(
     executable: str | None = None,
     verbose: bool = False,
 ) -> list[R]:
-    """Calls `function(*args, **kwargs)` on `np` new ranks; returns their results in rank order.
+    """Calls `function(*args, **kwargs)` on `np` new ranks. Returns the results in rank order.
 
-    Starts the ranks as `farandole run` does. `hosts`, `hostfile` and `launcher_args` are its
-    options --hosts, --hostfile and --mpi-args. `environment` is set for all ranks. The function
-    itself must call farandole.init(). Function and results are sent by cloudpickle, so you may
-    define them in a notebook. The output of ranks appears here; with `verbose`, the launcher's
-    command, too. `executable` is the Python of the ranks, by default this one. All ranks must start
-    within `start_timeout` seconds.
+    Starts the ranks as `farandole run` does. `hosts`, `hostfile` and `launcher_args` are the same
+    as its options --hosts, --hostfile and --mpi-args. `environment` is set for all ranks. The
+    function itself must call farandole.init(). The function and the results are pickled with
+    cloudpickle, so you may define them in a notebook. The ranks' output appears in this process. If
+    `verbose` is True, the launcher's command is printed as well. `executable` is the Python program
+    of the ranks, by default this process's. All ranks must start within `start_timeout` seconds.
 
-    Raises the function's exception, with the rank and its traceback as the cause; if several ranks
-    raise, the first exception that is not about the end of another rank. Raises PeerError if a rank
-    ends without a result, StallError if ranks start too late, ValueError for wrong arguments.
+    Raises the function's exception, with the rank and its traceback as the cause. If several ranks
+    raise, chooses the first exception that does not report another rank's end. Raises PeerError if
+    a rank ends without a result, StallError if ranks start too late, and ValueError if an argument
+    is wrong.
 
     Examples:
         >>> def train(epochs):
@@ -104,7 +107,7 @@ def _start(
     timeout: float,
     verbose: bool,
 ) -> int:
-    """Runs the launcher until it ends; returns its exit code."""
+    """Runs the launcher until it ends. Returns the launcher's exit code."""
     if verbose:
         print(subprocess.list2cmdline(command), file=sys.stderr)
     piped = not _writes_to_terminal()
@@ -128,7 +131,10 @@ def _start(
 
 
 def _writes_to_terminal() -> bool:
-    """True if print() writes to descriptor 1, so that ranks may do so, too; False in a notebook."""
+    """Returns True if print() writes to descriptor 1, so that ranks can write there as well.
+
+    Returns False in a notebook.
+    """
     try:
         return sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2
     except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
@@ -157,7 +163,10 @@ def _ended_with_the_block(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _wait_for_start(process: subprocess.Popen[str], server: ResultServer, timeout: float) -> None:
-    """Waits until all ranks have connected, or the launcher has ended. Raises StallError."""
+    """Waits until all ranks have connected or the launcher has ended.
+
+    Raises StallError if ranks are missing after `timeout` seconds.
+    """
 
     def watch() -> None:
         process.wait()
@@ -186,7 +195,7 @@ def _wait_for_start(process: subprocess.Popen[str], server: ResultServer, timeou
 def _results(outcomes: dict[int, Outcome], ranks: int, code: int) -> list[Any]:
     failures = [(r, *_error(r, outcome)) for r, outcome in outcomes.items() if outcome.failure]
     of_others = (PeerError, ShutdownError)
-    failures.sort(key=lambda failure: isinstance(failure[1], of_others))  # keeps order of arrival
+    failures.sort(key=lambda failure: isinstance(failure[1], of_others))  # a stable sort
     missing = sorted(set(range(ranks)) - set(outcomes))
     if failures and not (missing and isinstance(failures[0][1], of_others)):
         _, error, cause = failures[0]
@@ -205,7 +214,7 @@ def _error(rank: int, outcome: Outcome) -> tuple[BaseException, _OnRank]:
     cause = _OnRank(f"on rank {rank}:\n{outcome.failure}")
     try:
         error = pickle.loads(outcome.data)
-    except Exception:  # the error's class may exist on the ranks only
+    except Exception:  # the error's class may exist only on the ranks
         error = None
     if not isinstance(error, BaseException):
         error = FarandoleError(outcome.failure.strip().splitlines()[-1])

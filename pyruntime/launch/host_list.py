@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts that an elastic job may use: given hosts, or those that a discovery script prints. Used
-by the supervisor; a separate thread runs the script."""
+"""The hosts that an elastic job may use: given hosts, or hosts that a discovery script prints.
+
+The supervisor uses it. A separate thread runs the script.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +15,32 @@ from collections.abc import Callable, Sequence
 
 from farandole.launch.job import Host, parse_host
 
-_NO_COMMAND = (126, 127)  # exit codes of a shell that can't run the command
+_NO_COMMAND = (126, 127)  # exit codes of a shell that cannot run its command
 _PERIOD = 1.0  # seconds between two runs of the script
-_SCRIPT_SECONDS = 30.0
+_SCRIPT_SECONDS = 30.0  # time limit for one run
 
 
 class HostList:
-    """Context manager; in it, a thread runs the discovery script every second. `hosts` is the
-    present list.
+    """Context manager during which a thread runs the discovery script every second.
 
-    If the script fails, or prints anything but hosts, the list stays as it is.
+    The attribute `hosts` is the present list. If the script fails, or prints anything but hosts,
+    the list stays as it is.
     """
 
     def __init__(
         self, hosts: Sequence[Host], script: str, slots: int, say: Callable[[str], object]
     ) -> None:
-        """`script`: a shell command that prints lines `name:slots`; "": `hosts` stays the list.
-        `slots`: the number for a line that has none."""
+        """`script` is a shell command that prints lines such as `name:slots`.
+
+        If `script` is empty, the list is always `hosts`. `slots` is the number of slots for a line
+        without a number.
+        """
         self.hosts = tuple(hosts)
         self.scripted = bool(script)
         self._script, self._slots, self._say = script, slots, say
         self._wrong = ""  # error in the script's last output
         self._code = 0  # the script's last exit code
-        self._process: subprocess.Popen[str] | None = None  # last run of the script
+        self._process: subprocess.Popen[str] | None = None  # the script's last run
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
 
@@ -104,15 +109,15 @@ class HostList:
 
     def _watch(self) -> None:
         while not self._end.wait(_PERIOD):
-            with contextlib.suppress(Exception):  # for example, no thread can be started
+            with contextlib.suppress(Exception):  # for example, if no thread can be started
                 self.look()
 
 
 def ranks_on(hosts: Sequence[Host]) -> int:
-    """Number of slots on these hosts."""
+    """Returns the number of slots on these hosts."""
     return sum(host.slots for host in hosts)
 
 
 def places(hosts: Sequence[Host]) -> str:
-    """The hosts as text for messages: `2 on a, 2 on b`."""
+    """Returns the hosts as a text for messages, such as `2 on a, 2 on b`."""
     return ", ".join(f"{host.slots} on {host.name}" for host in hosts)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets torchrun's variables (RANK, MASTER_ADDR, ...) for ranks that MPI's launchers start. A shell
-on each rank exports the variables, then becomes the rank's program."""
+"""Sets torchrun's variables (RANK, MASTER_ADDR, ...) for ranks that MPI's launchers start.
+
+On each rank, a shell exports the variables and then becomes the rank's program.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,17 @@ from pathlib import Path
 from farandole.launch.job import Host, Job, is_inherited
 from farandole.start.places import first_of_allocation
 
-_WIDTH = 12_000  # ports to choose from, just below the kernel's ephemeral ones
+_WIDTH = 12_000  # number of ports to choose from, just below the kernel's ephemeral ports
 _TRIES = 100
 
 
 def with_place(job: Job, place: str, first: Host | None) -> list[str]:
-    """Returns a shell command that runs the job's command after it has exported `place`
-    (`RANK=$PMI_RANK ...`) and the address of a store on rank 0's host, `first`. Returns a command
-    for several programs (`a : -np 2 b`) unchanged."""
+    """Returns a shell command that exports variables and then runs the job's command.
+
+    The variables are those in `place`, such as `RANK=$PMI_RANK`, and the address of a store on
+    `first`, the host of rank 0. A command for several programs (`a : -np 2 b`) is returned
+    unchanged.
+    """
     if ":" in job.command:
         return list(job.command)
     address, port = _chosen("MASTER_ADDR", job), _chosen("MASTER_PORT", job)
@@ -33,13 +38,13 @@ def with_place(job: Job, place: str, first: Host | None) -> list[str]:
 
 
 def _chosen(name: str, job: Job) -> str:
-    """The user's value for a variable, or "" if the user has set none."""
+    """Returns the user's value for a variable, or "" if the user has set none."""
     own = "" if is_inherited(name) else os.environ.get(name, "")
     return job.environment.get(name) or own
 
 
 def _address(job: Job, first: Host | None) -> str:
-    """The name under which other hosts know the host of rank 0."""
+    """Returns the name under which other hosts know the host of rank 0."""
     if job.here:
         return "localhost"
     if first is not None:
@@ -48,8 +53,10 @@ def _address(job: Job, first: Host | None) -> str:
 
 
 def free_port() -> int:
-    """A free port on this machine. If possible, the port is below the ephemeral range, because the
-    launcher and MPI take many ephemeral ports before rank 0 opens this one."""
+    """Returns a free port of this machine, if possible below the range of ephemeral ports.
+
+    The launcher and MPI take many ephemeral ports before rank 0 opens the returned port.
+    """
     try:
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):

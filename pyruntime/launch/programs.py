@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines for farandole's helper processes, and for leaders of process groups. Used by
-launchers and agents."""
+"""Command lines for farandole's helper processes, and for leaders of process groups.
+
+Launchers and agents use them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-# -m and -c first search the working folder, where another user may have put a package with the same
-# name. The option -P prevents this, but needs Python 3.11.
+# With -m and -c, Python first searches the working folder, where another user may have put a
+# package with the same name. The option -P prevents this, but needs Python 3.11.
 _OWN = (
     "import sys; sys.path[0] or sys.path.pop(0); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -35,13 +37,18 @@ except OSError as reason:
 
 
 def own(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
-    """A command that runs a helper module as `python -m` does, but imports nothing from the working
-    folder."""
+    """Returns a command that runs a helper module as `python -m` does.
+
+    Unlike `python -m`, it does not import anything from the working folder.
+    """
     return [python, "-c", _OWN, module, *arguments]
 
 
 def apart(command: Sequence[str], dies: bool = False) -> list[str]:
-    """A command that runs `command` as leader of a new process group, out of reach of Ctrl-C and
-    timeout(1). `dies`: the kernel kills it when the thread that has started it ends."""
+    """Returns a command that runs `command` as the leader of a new process group.
+
+    Ctrl-C and timeout(1) do not reach that group. If `dies` is True, the kernel kills the process
+    when the thread that has started it ends.
+    """
     parent = os.getpid() if dies else 0
     return [sys.executable, "-I", "-S", "-c", _APART, str(parent), *command]

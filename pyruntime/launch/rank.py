@@ -17,8 +17,10 @@ from farandole.start.connection import open_connection
 
 
 def main(address: str) -> None:
-    """Receives the function, calls it, and sends the result or exception. Also raises that
-    exception, so that the other ranks get a PeerError."""
+    """Receives the function, calls it, and sends the result or exception.
+
+    An exception is also raised here, so that the other ranks get a PeerError.
+    """
     key = bytes.fromhex(os.environ.pop(KEY))
     with open_connection(address, key, launchers.launched_rank()) as server:
         work = server.receive()
@@ -29,7 +31,7 @@ def main(address: str) -> None:
             outcome = Outcome(cloudpickle.dumps(call(*args, **kwargs)))
         except BaseException as error:
             data = b""
-            with contextlib.suppress(Exception):  # pickling runs the user's classes
+            with contextlib.suppress(Exception):  # pickling runs code of the user's classes
                 data = cloudpickle.dumps(error)
             server.send(Outcome(data, traceback.format_exc()).encode())
             raise

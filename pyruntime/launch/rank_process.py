@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one rank of an elastic job. Used by an agent. For each process, one thread copies
-the output and one waits for the end."""
+"""The process of one rank of an elastic job. The agent uses it.
+
+For each process, one thread copies the output, and another thread waits for the end.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,15 @@ from farandole.membership.messages import End
 from farandole.start.siblings import Process, stat
 
 _CHUNK = 1 << 16
-_STOPPED = "T"  # stopped by a signal; "t" means stopped by a debugger, which is intended
+_STOPPED = "T"  # stopped by a signal. "t" would mean stopped by a debugger, which is intended.
 _writing = threading.Lock()
 
 
 class RankProcess:
-    """A child process, which the kernel kills when the thread that has started it ends. The agent
-    sets the attributes."""
+    """A child process, which the kernel kills when the thread that has started it ends.
+
+    The agent sets the attributes.
+    """
 
     def __init__(
         self,
@@ -36,16 +40,19 @@ class RankProcess:
         label: Callable[[], str],
         ended: Callable[[int], object],
     ) -> None:
-        """`label` returns the prefix of output lines. `ended` is called on another thread, with the
-        exit code. Raises OSError if the process can't be started."""
+        """`label` returns the prefix of output lines.
+
+        `ended` is called on another thread with the exit code. Raises OSError if the process cannot
+        be started.
+        """
         self.slot = 0  # number of the process's slot on the host
         self.settled = False  # True once the end has been reported
         self.said: tuple[End, str] | None = None  # the end that the program has announced
-        self.called = False  # True once a program in it has called init()
-        self.connected = False  # True while its program is connected to the agent
-        self.code: int | None = None  # exit code; None while the process lives
-        self.stopped = 0.0  # for how many seconds a signal has stopped it
-        self.pid = 0  # the connected program's, in this PID namespace; 0: none is connected
+        self.called = False  # True once a program of this process has called init()
+        self.connected = False  # True while the program is connected to the agent
+        self.code: int | None = None  # exit code, or None while the process lives
+        self.stopped = 0.0  # number of seconds for which a signal has stopped the process
+        self.pid = 0  # PID of the connected program, in this namespace; 0 if none is connected
         self._begun: Process | None = None  # the connected program's entry in /proc, read by meet()
         self._process = subprocess.Popen(
             apart(command, dies=True),
@@ -73,21 +80,23 @@ class RankProcess:
             raise OSError(errno.EAGAIN, str(reason)) from reason
 
     def meet(self, pid: int) -> None:
-        """Notes which program is connected. 0: that program has ended."""
+        """Notes which program is connected. A `pid` of 0 means that the program has ended."""
         if pid != self.pid:
             self.pid, self._begun = pid, stat(pid)
 
     def kill(self) -> None:
-        """Kills the process group, and also the connected program, which may be in another group or
-        in a container."""
+        """Kills the process group, and the connected program.
+
+        The program may be in another process group or in a container.
+        """
         with contextlib.suppress(PermissionError):
             try:
-                if not self.settled:  # otherwise another group may have its number by now
+                if not self.settled:  # afterwards another group may have the same number
                     os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:  # the group does not exist yet, or not any more
+            except ProcessLookupError:  # the group does not exist yet, or no longer
                 self._process.kill()
         now = stat(self.pid) if self.pid else None
-        # The program may have ended unnoticed, and another process may have its number by now.
+        # The program may have ended unnoticed, and another process may have the same number now.
         if now is not None and self._begun is not None and now.start == self._begun.start:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -104,7 +113,7 @@ class RankProcess:
         return found is not None and found.state == _STOPPED
 
     def end(self) -> tuple[End, str]:
-        """Returns (how the process has ended, text for the user)."""
+        """Returns the kind of the process's end, and a text about the end for the user."""
         code = self.code or 0
         if code < 0:
             return End.LOST, f"was killed by {_name_of(-code)}"
@@ -128,7 +137,7 @@ def _name_of(number: int) -> str:
 
 
 def _copy(pipes: Mapping[IO[bytes], IO[bytes]], label: Callable[[], str]) -> None:
-    """Copies output by whole lines, so that lines of several ranks do not mix."""
+    """Copies output in whole lines, so that the lines of several ranks do not mix."""
     with selectors.DefaultSelector() as selector:
         for pipe, stream in pipes.items():
             selector.register(pipe, selectors.EVENT_READ, _Stream(stream))
@@ -143,18 +152,18 @@ def _copy(pipes: Mapping[IO[bytes], IO[bytes]], label: Callable[[], str]) -> Non
 
 
 class _Stream:
-    """Writes the output of one rank by whole lines; holds back an unfinished line."""
+    """Writes the output of one rank in whole lines. Holds back an unfinished line."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._rest = stream, b""
 
     def put(self, data: bytes, label: Callable[[], str]) -> None:
-        """Writes the complete lines. If `data` is empty, also writes an unfinished one."""
+        """Writes the complete lines. If `data` is empty, also writes an unfinished line."""
         lines = (self._rest + data).splitlines(keepends=True)
         whole = not data or not lines or lines[-1].endswith(b"\n") or len(lines[-1]) > _CHUNK
         self._rest = b"" if whole else lines.pop()
         head = label().encode()
-        with _writing, contextlib.suppress(OSError):  # if the reader has ended, the job goes on
+        with _writing, contextlib.suppress(OSError):  # if the reader has ended, the job continues
             self._stream.write(b"".join(head + line for line in lines))
             self._stream.flush()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of farandole.run(), which sends ranks their work and receives their results."""
+"""The server of farandole.run(), which sends the work to the ranks and receives their results."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from farandole.start.server import Client, Server
 
-KEY = "FARANDOLE_RUN_KEY"  # variable with the key; other users could see a command line
+# Environment variable that holds the key. Other users could see the key in a command line.
+KEY = "FARANDOLE_RUN_KEY"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a rank: a pickled value, or a pickled exception and its traceback as text."""
+    """A rank's result: a pickled value, or a pickled exception with its traceback as text."""
 
     data: bytes
     failure: str = ""
@@ -24,7 +25,7 @@ class Outcome:
 
     @classmethod
     def decode(cls, message: bytes) -> Outcome:
-        """Reverses encode(). Unpickles nothing."""
+        """Reverses encode(). Does not unpickle the data."""
         failure, _, data = message.partition(b"\0")
         return cls(data, failure.decode())
 
@@ -33,16 +34,22 @@ class ResultServer(Server):
     """Context manager. Runs in the process that has called run()."""
 
     def __init__(self, ranks: int, work: bytes, here: bool) -> None:
-        """`ranks`: their number. `work`: sent to each. `here`: True if all are on this host."""
+        """`ranks` is the number of ranks, and `work` is sent to each of them.
+
+        `here` is True if all ranks are on this host.
+        """
         self.ranks = self.expected = ranks
         self._work = work
         self.here = set[int]()  # ranks that have connected
-        self.outcomes: dict[int, Outcome] = {}  # by rank, in order of arrival
+        self.outcomes: dict[int, Outcome] = {}  # by rank, in the order of arrival
         self.changed = threading.Condition()
         super().__init__("listener", here=here)
 
     def wait(self, seconds: float) -> None:
-        """Once the ranks have ended, waits for results in transit, at most `seconds` for each."""
+        """Waits for results in transit, for at most `seconds` per rank that is still connected.
+
+        Call this once the ranks have ended.
+        """
         with self.changed:
             self.changed.wait_for(lambda: not self._clients, seconds * len(self._clients))
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of `farandole run --elastic`. It starts an agent on each host, passes the agents'
-reports to membership/scheduler.py, and sends them the scheduler's decisions. It runs on the main
-thread; other threads put events into its queue."""
+"""The supervisor of `farandole run --elastic`.
+
+The supervisor starts an agent on each host, passes the agents' reports to membership/scheduler.py,
+and sends the scheduler's decisions to the agents. It runs on the main thread. Other threads put
+events into its queue.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from farandole.start.server import Client, Server
 from farandole.start.session import SECRET_BYTES
 from farandole.trust import Folder
 
-_ENDS = (signal.SIGINT, signal.SIGQUIT)  # these kill all ranks; other signals ask ranks to leave
+_ENDS = (signal.SIGINT, signal.SIGQUIT)  # kill all ranks, while other signals ask ranks to leave
 _SIGNALS = (*_ENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 Event = Callable[[], object]
@@ -44,21 +47,25 @@ class ElasticOptions:
     """Options of an elastic job."""
 
     policy: Policy
-    script: str  # discovery script, which prints the hosts; "" for none
-    slots: int  # slots of a host that the script prints without a number
-    grace: float  # seconds for ranks to leave after a signal
-    folder: Path | None  # for commits; None: a new folder, which is removed after success
+    script: str  # discovery script, which prints the hosts; "" if there is none
+    slots: int  # number of slots of a host that the script prints without a number
+    grace: float  # seconds that ranks have to leave after a signal
+    # Folder for commits. None means a new folder, which is removed after success.
+    folder: Path | None
 
 
 class _AgentListener(Server):
-    """Listens for agents. Methods that start with an underscore run on the listener's thread."""
+    """Listens for agents.
+
+    Methods whose names start with an underscore run on the listener's thread.
+    """
 
     def __init__(self, here: bool, supervisor: _Supervisor) -> None:
         self._supervisor = supervisor
         super().__init__("listener", here=here)
 
     def tell(self, client: Client, fields: list[Any]) -> None:
-        """Sends a message to an agent. Any thread may call this."""
+        """Sends a message to an agent. May be called from any thread."""
         self.call_soon(lambda: self._send(client, json.dumps(fields).encode()))
 
     def _connected(self, client: Client) -> None:
@@ -80,7 +87,10 @@ class _AgentListener(Server):
 
 
 def supervise(job: Job, options: ElasticOptions) -> int:
-    """Runs the job to its end; returns the exit code. Main thread only, because of signals."""
+    """Runs the job to its end. Returns the exit code.
+
+    May be called on the main thread only, because of signals.
+    """
     own = Folder(options.folder.absolute()) if options.folder else _new_folder(job.here)
     folder = own.path
     try:
@@ -102,9 +112,11 @@ def supervise(job: Job, options: ElasticOptions) -> int:
 
 
 def _new_folder(here: bool) -> Folder:
-    """Makes a folder for commits in the working folder, which other hosts may share. If other users
-    could replace it there, and the job runs `here` only, makes it in the system's temporary folder.
-    Raises CheckpointError and OSError."""
+    """Creates a folder for commits in the working folder, which other hosts may share.
+
+    If other users could replace the new folder there, and all ranks run `here`, creates it in the
+    system's temporary folder instead. Raises CheckpointError and OSError.
+    """
     places = [Path.cwd(), Path(tempfile.gettempdir())]
     for place in places if here else places[:1]:
         folder = Folder(Path(tempfile.mkdtemp(prefix="elastic-", dir=place)), new=True)
@@ -119,7 +131,7 @@ def _new_folder(here: bool) -> Folder:
 
 
 def _has_commit(folder: Path) -> bool:
-    """True if the folder has a commit from which the next start can continue."""
+    """Returns True if the folder has a commit from which the next start can continue."""
     with contextlib.suppress(OSError):
         return any(folder.glob(f"call-*/{FILE}"))
     return False
@@ -134,7 +146,7 @@ class _Supervisor:
         host = socket.gethostname() if here else ""
         disk = JobFolder(folder, host, say, lambda: self.events.put(lambda: None))
         self._begin = time.monotonic()  # no agent is started before this time
-        if disk.orphans:  # orphans may train and write commits until then
+        if disk.orphans:  # ranks of a killed supervisor may train and write commits until then
             self._begin += options.policy.gone
             say(
                 f"an earlier command was killed: this one starts in {options.policy.gone:g} s, "
@@ -146,13 +158,13 @@ class _Supervisor:
         self._cwd = str(Path.cwd())  # read now, because the folder may be removed later
         self._scheduler = Scheduler(options.policy, disk.newest_commit, time.monotonic())
         self._allgathers: Allgathers[Client] = Allgathers()
-        self._clients: dict[str, Client] = {}  # agent's name -> its connection
-        self._sent: dict[str, Any] = {}  # agent's name -> the last message to it
+        self._clients: dict[str, Client] = {}  # each agent's connection, by the agent's name
+        self._sent: dict[str, Any] = {}  # the last message to each agent, by the agent's name
         self._stopped = 0  # the signal that ends the job
         self._deadline = float("inf")  # ranks that have not left by this time are killed
 
     def run(self) -> int:
-        """Runs the job; returns the exit code."""
+        """Runs the job. Returns the exit code."""
         options, hosts = self._options, self._job.hosts
         contact = f"{self.listener.address} {self.listener.key} {secrets.token_hex(SECRET_BYTES)}"
         with (
@@ -186,7 +198,7 @@ class _Supervisor:
             self._scheduler.ending.fail("ranks have not left in time: they are killed")
 
     def _give_up(self, host_list: HostList, failing: dict[str, str]) -> None:
-        """Fails a job that has had no world and needs hosts whose agents fail at each start."""
+        """Ends a job that has had no world and needs hosts whose agents fail at each start."""
         slots = sum(host.slots for host in host_list.hosts if host.name not in failing)
         needed = slots < self._options.policy.least and not host_list.scripted
         if failing and needed and not self._scheduler.worlds:
@@ -195,7 +207,7 @@ class _Supervisor:
     def _step(self, due: bool) -> None:
         try:
             assignments = self._scheduler.step(time.monotonic())
-        except CheckpointError as reason:  # about the commit on the disk
+        except CheckpointError as reason:  # the commit on the disk cannot be used
             self._scheduler.ending.fail(str(reason))
             return
         for agent, wanted in assignments.items():
@@ -226,8 +238,11 @@ class _Supervisor:
     # ---- agents
 
     def welcome(self, client: Client) -> None:
-        """Describes the job to a new agent. Strangers may read this message on the network, so it
-        holds no secret: agents get the ranks' environment when they are started."""
+        """Describes the job to a new agent.
+
+        Strangers may read this message on the network, so it holds no secret. Agents get the ranks'
+        environment when they are started.
+        """
         job, options = self._job, self._options
         description = {
             "command": list(job.command),
@@ -261,8 +276,11 @@ class _Supervisor:
     # ---- signals
 
     def stop(self, number: int) -> None:
-        """Handles a signal. The first SIGINT or SIGQUIT, or the second signal of any kind, kills
-        all ranks; otherwise asks the ranks to leave."""
+        """Handles a signal.
+
+        The first SIGINT or SIGQUIT, or the second signal of any kind, kills all ranks. Any other
+        signal asks the ranks to leave.
+        """
         name = signal.Signals(number).name
         if self._stopped or number in _ENDS:
             say(f"{name}: all ranks are killed")
@@ -276,7 +294,10 @@ class _Supervisor:
 
 
 def _parse(message: bytes) -> list[Any]:
-    """Parses an agent's message. Raises ValueError unless it is a list with a known first word."""
+    """Parses an agent's message.
+
+    Raises ValueError unless the message is a list that starts with a known word.
+    """
     fields = json.loads(message)
     if not isinstance(fields, list) or not fields or fields[0] not in ("status", "blob"):
         raise ValueError("it is not a message of an agent")
@@ -285,7 +306,7 @@ def _parse(message: bytes) -> list[Any]:
 
 @contextlib.contextmanager
 def _signals(supervisor: _Supervisor) -> Iterator[None]:
-    """Context manager: puts the signals of the process into the queue of events."""
+    """Context manager that puts the process's signals into the queue of events."""
 
     def handler(number: int, _: object) -> None:
         supervisor.events.put(lambda: supervisor.stop(number))

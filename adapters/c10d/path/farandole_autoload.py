@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry points by which torch finds the backend `farandole` and its rendezvous handlers.
 
-torch 2.5 and newer call start() at the end of `import torch`; torch 2.14 calls register() when a
-program first uses the backend. Neither affects a program that does not name farandole: this module
-lies outside the package and does not import it.
+torch 2.5 and newer call start() at the end of `import torch`. torch 2.14 calls register() when a
+program first uses the backend. Neither call affects a program that does not name farandole, because
+this module lies outside the package and does not import it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import torch.distributed as dist
 __all__ = ["of_torch", "register", "start"]
 
 _NAME = "farandole"
-_PLACE = {"rank": "RANK", "world_size": "WORLD_SIZE"}  # URL parameter: environment variable
+# The environment variable that corresponds to each URL parameter.
+_PLACE = {"rank": "RANK", "world_size": "WORLD_SIZE"}
 of_torch: Any = None  # c10d's handler of env://
 
 
 def start() -> None:
-    """torch calls this at the end of its import. A failure only warns; `import torch` succeeds."""
+    """torch calls this at the end of its import. A failure only warns, and the import succeeds."""
     try:
         if dist.is_available():
             register()
@@ -40,7 +41,7 @@ def start() -> None:
 
 
 def register() -> None:
-    """Registers the backend, its handler of env://, and mpi://. Later calls do nothing."""
+    """Registers the backend and the handlers of env:// and mpi://. Later calls do nothing."""
     global of_torch
     if hasattr(dist.Backend, _NAME.upper()):
         return
@@ -65,8 +66,10 @@ def _create(options: Any, _: Any) -> Any:
 
 
 def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
-    """Handler of env://. Calls c10d's handler if its variables are set, or if the program does not
-    name farandole."""
+    """Handler of env://.
+
+    Calls c10d's handler if its variables are set, or if the program does not name farandole.
+    """
     asked = _asked(url)
     wanted = ["MASTER_ADDR", "MASTER_PORT", *(_PLACE[key] for key in _PLACE if key not in asked)]
     met = None
@@ -81,8 +84,10 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
 
 
 def _is_backend() -> bool:
-    """True if init_process_group is creating a group of this backend. c10d does not pass the
-    backend to handlers, so this function reads it from the caller's frame."""
+    """Returns True if init_process_group() is creating a group of this backend.
+
+    c10d does not pass the backend to handlers, so this function reads it from the caller's frame.
+    """
     frame = sys._getframe()
     while frame.f_code.co_name != "init_process_group":
         if frame.f_back is None:
@@ -94,7 +99,7 @@ def _is_backend() -> bool:
 def _meet_by_launcher(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
 ) -> Iterator[Any]:
-    """Handler of mpi://, for any backend. Ranks of mpirun or srun need no address.
+    """Handler of mpi://, for any backend. Ranks that mpirun or srun has started need no address.
 
     Raises RuntimeError if no launcher has started this process.
     """
@@ -116,6 +121,6 @@ def _met(asked: dict[str, int], timeout: timedelta) -> Any:
 
 
 def _asked(url: str) -> dict[str, int]:
-    """Rank and world size from a URL."""
+    """Returns the rank and world size that a URL contains."""
     query = parse_qs(urlparse(url).query)
     return {key: int(query[key][0]) for key in _PLACE if key in query}
