@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets the ranks of a job find each other, and leave."""
+"""Lets the ranks of a job find each other, and leave the job."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's connection to the agent of its host, under `farandole run --elastic`. It reports the
-rank's state, meets the other ranks of the next world, and learns whether the rank must leave. Used
-by init(), elastic training and the end of the process; membership/member.py makes the decisions.
+"""A rank's connection to the agent of its host, under `farandole run --elastic`.
 
-A thread `farandole.agent` receives the agent's messages. Without an agent, only signals make a rank
-leave.
+The client reports the rank's state, meets the other ranks of the next world, and learns whether the
+rank must leave. It is used by init(), by elastic training and at the end of the process.
+membership/member.py makes the decisions. A thread `farandole.agent` receives the agent's messages.
+Without an agent, only signals make a rank leave.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from farandole.start.connection import open_connection
 from farandole.start.launchers import launched_rank
 from farandole.start.sockets import shared_host
 
-AGENT = "FARANDOLE_AGENT"  # the agent sets it: its socket, this process's number and name
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # they announce a preemption
-_SLICE = 0.2  # seconds of an uninterruptible wait, after which Ctrl-C is handled
-_CONNECT = 30.0  # seconds in which the agent must answer
+# Environment variable that the agent sets. Holds the agent's socket, and this process's number and
+# name.
+AGENT = "FARANDOLE_AGENT"
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # these signals announce a preemption
+_SLICE = 0.2  # length in seconds of an uninterruptible wait, after which Ctrl-C is handled
+_CONNECT = 30.0  # seconds within which the agent must answer
 _STATE_PERIOD = 1.0  # seconds between two reports of commits
 
 
 class AgentClient:
-    """The connection to the agent. For the training thread, except for _listen()."""
+    """The connection to the agent. Used on the training thread, except for _listen()."""
 
     def __init__(self, address: str, number: str, name: str) -> None:
         """Raises OSError if no agent answers."""
@@ -46,11 +48,11 @@ class AgentClient:
         self._sent_at = 0.0  # time of the last report of a commit
         self.left = False  # True if this rank ends because it was asked to
         self.lost = False  # True if the supervisor does not answer this rank's agent
-        self.leaves_lost = False  # True if all leave because some agent gets no answer
+        self.leaves_lost = False  # True if all ranks leave because some agent gets no answer
         self.connection = open_connection(address, b"", int(number), _CONNECT)
         self._send("here")
         what, before = "", 0
-        while what != "begin":  # drops messages before "begin"; the agent repeats them
+        while what != "begin":  # drops earlier messages, because the agent will repeat them
             what, before, *rest = json.loads(self.connection.receive(_CONNECT))
         self.secret = bytes.fromhex(rest[0])
         self._member = Member(name, int(before))
@@ -86,21 +88,24 @@ class AgentClient:
                 os.kill(owner, signal.SIGKILL)
 
     def _wait(self, done: Callable[[], bool], until: float = float("inf")) -> None:
-        """Waits until `done()` is true or the time is `until`. The caller holds the lock."""
+        """Waits until `done()` is true or the time is `until`. The caller must hold the lock."""
         while not done() and time.monotonic() < until:
             self._changed.wait(_SLICE)
 
     # ---- worlds
 
     def leave(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
-        """Reports that this rank leaves its world, and why. Arguments: those of Member.wait()."""
+        """Reports that this rank leaves its world, and why. Takes Member.wait()'s arguments."""
         with self._changed:
             self._member.wait(finished, met, stalled)
             self._send_state()
 
     def ended(self) -> bool:
-        """Waits after a call of train() has ended on this rank. Returns True once it has ended on
-        all ranks, or False if this rank must continue in a new world."""
+        """Waits after a call of train() has ended on this rank.
+
+        Returns True once the call has ended on all ranks, or False if this rank must continue in a
+        new world.
+        """
 
         def decided() -> bool:
             return self._member.stay() or self._member.is_awaited()
@@ -112,7 +117,10 @@ class AgentClient:
             return not self._member.state.away
 
     def meet(self) -> ElasticBootstrap:
-        """Waits for this rank's next world and enters it. Raises as end() if the job ends first."""
+        """Waits for this rank's next world and enters it.
+
+        If the job ends first, raises the same error as end().
+        """
         with self._changed:
             if not self._member.state.away:
                 self._member.wait(met=True)
@@ -133,8 +141,10 @@ class AgentClient:
         return ElasticBootstrap(self, world[0], rank)
 
     def exchange(self, world: World, turn: int, data: bytes, seconds: float) -> list[bytes]:
-        """Allgather over the members of a world; returns data in rank order. Collective. Raises
-        PeerError and StallError."""
+        """Gathers the data of all members of a world, and returns it in rank order.
+
+        This is a collective. Raises PeerError and StallError.
+        """
         key = world.number, turn
         with self._changed:
             self._send("blob", *key, data.hex())
@@ -176,7 +186,7 @@ class AgentClient:
 
     @property
     def meets(self) -> bool:
-        """True if all ranks must meet after their next commit: ranks join, or hosts leave."""
+        """True if all ranks must meet after the next commit, because ranks join or hosts leave."""
         return self._member.meets
 
     @property
@@ -185,8 +195,10 @@ class AgentClient:
         return self._member.leaves
 
     def end(self) -> NoReturn:
-        """Ends this rank, which was asked to leave: raises SystemExit, or LibraryError if the
-        reason is that the supervisor does not answer."""
+        """Ends this rank, which was asked to leave.
+
+        Raises SystemExit, or LibraryError if the reason is that the supervisor does not answer.
+        """
         # Ranks that leave together have agreed on the reason. A rank that waits decides alone.
         if self.leaves_lost or (self.lost and self._member.state.away):
             raise LibraryError(
@@ -203,7 +215,7 @@ class AgentClient:
 
 
 class ElasticBootstrap(Bootstrap):
-    """Bootstrap for one world of an elastic job; data go through agents and the supervisor."""
+    """Bootstrap for one world of an elastic job. Data goes through agents and the supervisor."""
 
     def __init__(self, client: AgentClient, world: World, rank: int) -> None:
         self.world, self.number = world, world.number
@@ -213,23 +225,26 @@ class ElasticBootstrap(Bootstrap):
         self._introduce(shared_host(), client.secret)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """The data of every rank, in rank order. Collective. Raises StallError and PeerError."""
+        """Returns the data of every rank, in rank order. This is a collective.
+
+        Raises StallError and PeerError.
+        """
         self._turn += 1
         limit = self.seconds if seconds is None else seconds
         return self._client.exchange(self.world, self._turn, data, limit)
 
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
-        """Does nothing: the agent tracks which ranks are alive."""
+        """Does nothing, because the agent tracks which ranks are alive."""
         return Goodbyes(goodbye, lambda: None)
 
     def abandon(self, reason: BaseException) -> None:
-        """Reports that this rank's init() has failed, so that it fails on all other ranks, too."""
+        """Reports that this rank's init() has failed, so that it also fails on all other ranks."""
         with contextlib.suppress(OSError):
             self._client.leave()
 
 
 _client: AgentClient | None = None
-_ending = False  # this process is about to end
+_ending = False  # True if this process is about to end
 
 
 def connect() -> AgentClient | None:
@@ -247,8 +262,10 @@ def connect() -> AgentClient | None:
 
 
 def retries_init(reason: Exception) -> bool:
-    """True if init() must be repeated in the next world, because that may avoid this error. The
-    rank has then left the present world."""
+    """Returns True if init() must be repeated in the next world, which may avoid this error.
+
+    The rank has then left the present world.
+    """
     if _client is None or _client.alone or _client.lost or _client.leaves_lost:
         return False
     os.write(2, f"farandole: {reason}; this rank meets the others again\n".encode())
@@ -257,12 +274,12 @@ def retries_init(reason: Exception) -> bool:
 
 
 def may_grow() -> bool:
-    """True if other ranks may join this process later, although its world has one rank now."""
+    """Returns True if other ranks may join this process later, even if it is alone now."""
     return _client is not None
 
 
 def report_failure(cause: str, retried: bool) -> None:
-    """Reports that this rank has failed. `retried`: True if a retry may succeed."""
+    """Reports that this rank has failed. `retried` is True if a retry may succeed."""
     if _client is not None:
         _client.send_end(End.LOST if retried else End.FAILED, cause)
 
@@ -276,7 +293,7 @@ def report_end() -> None:
 
 
 def leave_job() -> NoReturn:
-    """Ends this process because ranks were asked to leave. Raises as AgentClient.end() does."""
+    """Ends this process because ranks were asked to leave. Raises AgentClient.end()'s errors."""
     if _client is not None:
         _client.end()
     raise SystemExit(0)
@@ -288,13 +305,13 @@ _signalled = False
 
 
 def was_signalled() -> bool:
-    """True if a signal has asked this rank to leave."""
+    """Returns True if a signal has asked this rank to leave."""
     return _signalled
 
 
 @contextlib.contextmanager
 def leaving_on_signals(grace: float | None) -> Iterator[None]:
-    """Context manager: SIGTERM and SIGUSR1 do not end this rank, but ask it to leave.
+    """Context manager during which SIGTERM and SIGUSR1 ask this rank to leave instead of ending it.
 
     The kernel ends the process `grace` seconds after the first signal. Nothing changes if `grace`
     is None, in threads other than the main thread, or for signals that the program handles itself.
@@ -318,7 +335,7 @@ def leaving_on_signals(grace: float | None) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, max(grace, 0.001))
         name = signal.Signals(number).name
         when = f"at the next commit, within {grace:g} s"
-        # os.write(): the signal may have interrupted print().
+        # Uses os.write(), because the signal may have interrupted print().
         who = f"rank {launched_rank()}" if _client is None else f"a rank (process {owner})"
         os.write(2, f"farandole: {who} got {name}: it leaves {when}\n".encode())
 
@@ -329,7 +346,7 @@ def leaving_on_signals(grace: float | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if not _signalled:  # otherwise a second signal could end it too early
+        if not _signalled:  # otherwise a second signal could end the process too early
             _undo_handlers(ours)
 
 

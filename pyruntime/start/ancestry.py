@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distinguishes ranks from their child processes, which must not call init(). For the bootstrap.
+"""Distinguishes ranks from their child processes, which must not call init().
 
-A child inherits the launcher's variables, so MPI would mistake it for its parent. Therefore each
-rank records its process and its launcher's variables in RANK_PROCESS. If a process inherits
-RANK_PROCESS and has the same variables of the launcher, a rank has started it.
+A child inherits the launcher's variables, so MPI would mistake the child for its parent. Therefore
+each rank records its process and its launcher's variables in RANK_PROCESS. If a process inherits
+RANK_PROCESS and has the same launcher's variables, a rank has started it. The bootstrap uses this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _forked = False
 
 
 def _this_process() -> str:
-    """Pid and start time, because pids are reused. Raises LibraryError if there is no /proc."""
+    """Returns this process's pid and start time, because pids are reused.
+
+    Raises LibraryError if there is no /proc.
+    """
     if (found := stat(os.getpid())) is None:
         raise LibraryError(
             "init(): farandole needs /proc, where ranks see each other's processes. Remedy: "
@@ -34,7 +37,7 @@ def _this_process() -> str:
 
 
 def _launcher_values() -> str:
-    """The launcher's variables as text; "" if there is no launcher."""
+    """Returns the launcher's variables as text, or "" if there is no launcher."""
     if not any(os.environ.get(name) for name in launchers.names("marks")):
         return ""
     found = [f"{name}={os.environ[name]}" for name in _TOLD if os.environ.get(name)]
@@ -42,7 +45,7 @@ def _launcher_values() -> str:
     if descriptor.isdigit():  # Hydra's number is the same in every job
         try:
             found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        except OSError:  # a child that lacks the descriptor counts as its parent
+        except OSError:  # if a child lacks the descriptor, uses its parent's value
             found.append(os.environ.get(RANK_PROCESS, "").rpartition(" ")[2])
     return " ".join(found)
 
@@ -60,7 +63,7 @@ def renew() -> None:
 
 
 def is_of_rank() -> bool:
-    """True if a rank has started this process, and not the launcher."""
+    """Returns True if a rank, rather than the launcher, has started this process."""
     parent = os.environ.get(RANK_PROCESS, "").partition(" ")[0]
     return bool(parent) and parent != _this_process()
 

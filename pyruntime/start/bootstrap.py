@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bootstrap of a job: rank, size, and an allgather of bytes, with which init() starts the core.
-Used by init() and doctor, on their threads."""
+"""The bootstrap of a job, with which init() starts the core: rank, size and an allgather of bytes.
+
+init() and doctor use it on their threads.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ from farandole.start.sockets import shared_host
 
 _NONCE = 32  # bytes
 _PAUSE = 0.02  # seconds between two attempts to connect
-_DEFAULT_SECONDS = 60.0  # used if FARANDOLE_INIT_TIMEOUT is invalid; the core reports that later
-GRACE = 1.5  # seconds for which a leaving rank waits until the others leave, too
+_DEFAULT_SECONDS = 60.0  # used if FARANDOLE_INIT_TIMEOUT is invalid, which the core reports later
+GRACE = 1.5  # seconds for which a leaving rank waits until the others leave as well
 REMEDY = (
     "every rank must call init() the same number of times and with the same arguments; a rank that "
     "does not come may also be stopped, or have ended earlier; FARANDOLE_INIT_TIMEOUT sets how "
@@ -40,9 +42,9 @@ REMEDY = (
 class Rejoin(Enum):
     """Announces whether a leaving rank will take part in the next init()."""
 
-    NOW = "a"  # yes, at once: elastic training is restarting
-    MAYBE = "p"  # yes, if its program calls init() again
-    NEVER = "n"  # no: its process ends
+    NOW = "a"  # yes, at once, because elastic training is restarting
+    MAYBE = "p"  # yes, if the rank's program calls init() again
+    NEVER = "n"  # no, because the rank's process ends
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Goodbye:
     BYTES = 512
 
     def encode(self) -> bytes:
-        """Encodes the message in BYTES bytes. Longer texts are cut."""
+        """Encodes the message in BYTES bytes. Cuts longer texts."""
         text = (self.rejoin.value + self.cause).encode()[: self.BYTES]
         return text.ljust(self.BYTES, b"\0")
 
@@ -70,13 +72,15 @@ class Goodbyes:
     """The goodbyes of all ranks that have left a job."""
 
     def __init__(self, own: Goodbye, received_all: Callable[[], list[Goodbye] | None]) -> None:
-        """`received_all` returns all goodbyes, in rank order; None while some are missing."""
+        """`received_all` returns all goodbyes in rank order, or None while some are missing."""
         self._own = own
         self._received_all = received_all
 
     def check(self, expected: Callable[[int], bool] = lambda rank: True) -> None:
-        """Raises PeerError if a rank for which `expected(rank)` is true will not take part in the
-        next init()."""
+        """Raises PeerError if an expected rank will not take part in the next init().
+
+        A rank is expected if `expected(rank)` is true.
+        """
         for rank, other in enumerate(self._received_all() or ()):
             ends = other.rejoin is Rejoin.NEVER
             ends |= self._own.rejoin is Rejoin.NOW and other.rejoin is Rejoin.MAYBE
@@ -89,9 +93,9 @@ class Goodbyes:
 
 
 class Bootstrap(ABC):
-    """Lets ranks communicate before the core runs. One thread uses it. All ranks make the same
-    allgathers, then call close(), or, if their init() fails, abandon().
+    """Lets ranks communicate before the core runs. Only one thread may use it.
 
+    All ranks make the same allgathers. They then call close(), or abandon() if their init() fails.
     `node[r]` is the lowest rank that shares memory with rank r. `seconds` limits every wait.
     """
 
@@ -99,16 +103,17 @@ class Bootstrap(ABC):
     size: int
     node: list[int]
     seconds: float
-    number: int = 0  # number of the world; 0: one more than the last world's
-    _secret: bytes = b""  # for key()
-    _introductions: tuple[bytes, ...] = ()  # what each rank has sent in _introduce(); for key()
+    number: int = 0  # number of the world, or 0 for one more than the last world's number
+    _secret: bytes = b""  # used by key()
+    _introductions: tuple[bytes, ...] = ()  # each rank's message in _introduce(); used by key()
 
     def _introduce(self, host: str, secret: bytes, task: str = "") -> list[str]:
         """Exchanges hosts, tasks and new random numbers, which make the world's key unique.
-        Collective; returns the `task` of every rank.
 
-        `secret`: the job's secret, or b"" if this rank has none. The key is secret only if all have
-        it. Raises LibraryError on all ranks if two ranks have different secrets."""
+        This is a collective. Returns the `task` of every rank. `secret` is the job's secret, or b""
+        if this rank has none. The world's key is secret only if all ranks have the job's secret.
+        Raises LibraryError on all ranks if two ranks have different secrets.
+        """
         own = json.dumps([host, bool(secret), task, secrets.token_hex(_NONCE)]).encode()
         found = self.allgather(own)
         if found[self.rank] != own:
@@ -121,8 +126,10 @@ class Bootstrap(ABC):
         return list(tasks)
 
     def _compare_secrets(self) -> None:
-        """Compares MACs of all random numbers under the secrets of the ranks. These MACs reveal no
-        more than those of a connection."""
+        """Compares the ranks' secrets through MACs of all random numbers.
+
+        These MACs reveal no more than the MACs that a connection sends.
+        """
         macs = self.allgather(mac(self._secret, b"farandole secret 1", *self._introductions))
         if odd := [rank for rank, other in enumerate(macs) if other != macs[0]]:
             raise LibraryError(
@@ -133,38 +140,42 @@ class Bootstrap(ABC):
             )
 
     def key(self, number: int, blobs: Sequence[bytes]) -> bytes:
-        """Derives the world's key, with which its ranks authenticate connections. The key is never
-        sent: it follows from the secret and from everything that the ranks have exchanged, such as
-        random numbers and the addresses in the core's blobs."""
+        """Derives the key with which the ranks of a world authenticate connections.
+
+        The key is never sent. It follows from the secret and from everything that the ranks have
+        exchanged, such as random numbers and the addresses in the core's blobs.
+        """
         parts = (b"farandole world 1", str(number).encode(), *self._introductions, *blobs)
         return mac(self._secret, *parts)[: lib.FARANDOLE_KEY_BYTES]
 
     @abstractmethod
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """Returns the data of every rank, in rank order. Collective.
+        """Returns the data of every rank, in rank order. This is a collective.
 
-        Raises StallError, naming the ranks that are missing after `seconds`, and PeerError if a
-        rank will not come.
+        After `seconds`, raises StallError with the missing ranks. Raises PeerError if a rank will
+        not come.
         """
 
     def comm_address(self) -> int:
-        """Address of an MPI_Comm of these ranks, for messages between hosts; 0 if there is none."""
+        """Returns the address of these ranks' MPI_Comm for messages between hosts, or 0."""
         return 0
 
     @abstractmethod
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
         """Leaves after the core has shut down. Waits at most GRACE for the other ranks.
 
-        `failed`: this rank has failed. `broken`: the job had already failed.
+        `failed` is True if this rank has failed. `broken` is True if the job had already failed.
         """
 
     @abstractmethod
     def abandon(self, reason: BaseException) -> None:
-        """Called on a rank whose init() fails. Tells the ranks that wait why it fails."""
+        """Tells the waiting ranks why this rank's init() fails."""
 
     def world_ranks(self, comm: Any) -> list[int]:
-        """Returns this world's ranks of an mpi4py communicator, ascending. Raises ValueError if
-        they are not known."""
+        """Returns this world's ranks that are in an mpi4py communicator, in ascending order.
+
+        Raises ValueError if they are not known.
+        """
         raise ValueError("MPI did not start this job: pass a list of ranks")
 
     def on_finalize(self, leave: Callable[[], object]) -> None:  # noqa: B027
@@ -205,8 +216,11 @@ class SocketBootstrap(Bootstrap):
         wait: float = 0.0,
         remedy: str = REMEDY,
     ) -> None:
-        """`find` returns the server's address and secret, or None while there is no server. Retries
-        for `wait` seconds; if ranks have left a server, at another one. Then raises OSError."""
+        """`find` returns the server's address and secret, or None while there is no server.
+
+        Retries for `wait` seconds, and then raises OSError. If ranks have left a server, the retry
+        may use another server.
+        """
         self.rank, self.size, self.seconds = rank, size, seconds
         self._remedy = remedy  # part of errors about ranks that do not come
         self._siblings = Siblings()
@@ -238,7 +252,7 @@ class SocketBootstrap(Bootstrap):
         return True
 
     def _check(self) -> None:
-        """Called about twice a second during a wait. An error that it raises ends the wait."""
+        """Called about twice a second during a wait. If it raises an error, the wait ends."""
         self._siblings.check()
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
@@ -271,12 +285,12 @@ class SocketBootstrap(Bootstrap):
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Disconnects without a goodbye; the other ranks notice that."""
+        """Disconnects without a goodbye. The other ranks notice this."""
         self._connection.close()
 
 
 def _seconds() -> float:
-    """FARANDOLE_INIT_TIMEOUT. If the value is wrong, the core later reports it to all ranks."""
+    """Returns FARANDOLE_INIT_TIMEOUT. If it is invalid, the core later tells this to all ranks."""
     try:
         return float(setting("FARANDOLE_INIT_TIMEOUT"))
     except ValueError:
@@ -284,7 +298,7 @@ def _seconds() -> float:
 
 
 def _of_address(address: str, seconds: float) -> Bootstrap:
-    """Bootstrap at `address` (unix:<path>), as rank FARANDOLE_RANK of FARANDOLE_SIZE ranks."""
+    """Returns the bootstrap at `address` (unix:<path>), with FARANDOLE_RANK and FARANDOLE_SIZE."""
     scheme, _, path = address.partition(":")
     if scheme != "unix" or not path.startswith("/"):
         raise ValueError(f"FARANDOLE_RENDEZVOUS={address}: must be unix:<path> or none")
@@ -333,12 +347,12 @@ def _between_hosts(seconds: float) -> Bootstrap:
 
 
 def connect(comm: Any = None, goodbyes: Goodbyes | None = None) -> Bootstrap:
-    """Makes the Bootstrap that fits the way in which this process was started. Collective.
+    """Creates the Bootstrap that fits the way in which this process was started.
 
-    `comm`: as in init(), or a Bootstrap, which is then returned. `goodbyes`: those of the last job.
-    Raises ShutdownError in the child of a rank, LibraryError if the launcher announces more ranks
-    than can meet, ValueError for a wrong `comm`, StallError, naming ranks that do not come, and
-    PeerError for ranks that have ended.
+    This is a collective. `comm` is the argument of init(), or a Bootstrap, which is then returned.
+    `goodbyes` are the goodbyes of the last job. Raises ShutdownError in a child of a rank,
+    LibraryError if the launcher announces more ranks than can meet, ValueError if `comm` is wrong,
+    StallError with the ranks that do not come, and PeerError if ranks have ended.
     """
     ancestry.check()
     if isinstance(comm, Bootstrap):
@@ -391,8 +405,10 @@ def _of_mpi(comm: Any, launcher: LauncherVariables, goodbyes: Goodbyes | None) -
 def _without_mpi(
     launcher: LauncherVariables, goodbyes: Goodbyes | None, reason: ImportError
 ) -> Bootstrap:
-    """Bootstrap by TCP, if the launcher's variables suffice. If the launcher has started one
-    process, a world of one."""
+    """Returns the bootstrap by TCP, if the launcher's variables suffice for it.
+
+    If the launcher has started only one process, returns the bootstrap for a world of one.
+    """
     if launcher.size <= 1:
         return _Solo()
     if places.stand_in(launcher):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's connection to a Server, and how to open it. Ranks and agents use it to reach the
-rendezvous, the agent, the supervisor and farandole.run()."""
+"""A client's connection to a Server, and a function that opens it.
+
+Ranks and agents use it to reach the rendezvous, the agent, the supervisor and farandole.run().
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from farandole.trust import is_own_user
 
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _TIME = struct.Struct("ll")  # seconds, microseconds
-_CHUNK = 1 << 18  # bytes to read or write at once
-_SEND_SECONDS = 30.0  # default; if the server does not read for so long, send() fails
-_SECONDS = 30.0  # in which to connect to a server, over all its addresses
-_ATTEMPT = 5.0  # seconds in which the server at one address must answer and prove itself
+_CHUNK = 1 << 18  # number of bytes to read or write at once
+_SEND_SECONDS = 30.0  # by default, send() fails if the server does not read for so many seconds
+_SECONDS = 30.0  # time limit in seconds to connect to a server, over all of the server's addresses
+_ATTEMPT = 5.0  # seconds within which the server at one address must answer and prove itself
 _PAUSES = (0.1, 0.3, 0.9)  # seconds between rounds over all addresses; the last value repeats
 
 
@@ -33,13 +35,19 @@ class Busy(ConnectionError):
 
 
 class Connection:
-    """The client's end. Any thread may send, and one thread receives. A context manager."""
+    """The client's end of a connection, and a context manager.
+
+    Any thread may send, but only one thread may receive.
+    """
 
     def __init__(
         self, connection: socket.socket, session: Session, seconds: float, send_seconds: float
     ) -> None:
-        """Waits until the server has proved that it knows the secret. Raises TimeoutError after
-        `seconds`, and OSError if the server closes the connection or fails the proof."""
+        """Waits until the server has proved that it knows the secret.
+
+        Raises TimeoutError after `seconds`, and OSError if the server closes the connection or
+        fails the proof.
+        """
         self._socket, self._session = connection, session
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -59,10 +67,11 @@ class Connection:
             raise Refused(f"{reason}: perhaps it has a different secret, or none") from reason
 
     def send(self, message: bytes) -> None:
-        """Sends a message. If that fails, raises OSError and closes the connection. But if the
-        server has hung up, receive() still returns what the server has sent before.
+        """Sends a message. If that fails, raises OSError and closes the connection.
 
-        A signal handler may call this during another call, which then sends both messages.
+        If the server has hung up, the connection stays open, and receive() still returns the
+        messages that the server had sent before. A signal handler may call send() during another
+        call of send(), which then sends both messages.
         """
         self._waiting.append(message)
         while self._waiting and self._sending.acquire(blocking=False):
@@ -70,7 +79,7 @@ class Connection:
                 while self._waiting:
                     outgoing = self._session.outgoing
                     self._session.send(self._waiting.popleft())
-                    while outgoing:  # the limit is for each piece; long messages may take longer
+                    while outgoing:  # the time limit holds for each piece, so long messages fit
                         del outgoing[: self._socket.send(outgoing[:_CHUNK])]
             except ConnectionError:  # the server has hung up
                 raise
@@ -81,8 +90,11 @@ class Connection:
                 self._sending.release()
 
     def receive(self, seconds: float | None = None) -> bytes:
-        """Returns the next message. Raises TimeoutError after `seconds` (None: never), and EOFError
-        or OSError if the connection has ended."""
+        """Returns the next message.
+
+        Raises TimeoutError after `seconds`, unless it is None. Raises EOFError or OSError if the
+        connection has ended.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._messages:
             self._read(deadline)
@@ -98,7 +110,7 @@ class Connection:
         self._messages += self._session.receive(data)
 
     def close(self) -> None:
-        """Closes the connection. A receive() in another thread then ends, too."""
+        """Closes the connection. This ends a receive() in another thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -111,19 +123,22 @@ class Connection:
 
 
 def limit_calls(connection: socket.socket, seconds: int) -> None:
-    """Limits how many seconds each blocking call on this socket may take."""
+    """Limits the time in seconds that each blocking call on this socket may take."""
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(seconds, 0))
 
 
 def is_of_this_user(local: socket.socket) -> bool:
-    """True if the kernel reports that a process of this user has the other end of a Unix socket."""
+    """Returns True if the kernel says that this user's process has the Unix socket's other end."""
     return is_own_user(_credentials(local)[1])
 
 
 def process_of(local: socket.socket) -> int:
-    """Pid of the process that has connected to a Unix socket, as numbered in this PID namespace,
-    which may differ from that process's os.getpid(). 0 if the process is not visible here."""
+    """Returns the pid of the process that has connected to a Unix socket.
+
+    The pid is that of this PID namespace, which may differ from the process's own os.getpid().
+    Returns 0 if the process is not visible here.
+    """
     return _credentials(local)[0]
 
 
@@ -140,13 +155,12 @@ def open_connection(
     seconds: float = _SECONDS,
     send_seconds: float = _SEND_SECONDS,
 ) -> Connection:
-    """Connects as `rank` to the server that knows `secret`. `send_seconds`: for how long a send()
-    may make no progress.
+    """Connects as `rank` to the server that knows `secret`.
 
-    `address` has the form `/path,1.2.3.4,...:port`: paths of Unix sockets on this host, and IP
-    addresses for other hosts. Tries them in turn; while an address is busy or silent, tries again,
-    for `seconds` in all. Raises ConnectionError with the error of each address, and Refused if a
-    server fails the proof.
+    `address` has the form `/path,1.2.3.4,...:port`. It holds paths of Unix sockets on this host,
+    and IP addresses for other hosts. Tries them in turn. While an address is busy or silent, tries
+    again, for `seconds` in all. A send() fails if it makes no progress for `send_seconds`. Raises
+    ConnectionError with the error of each address, and Refused if a server fails the proof.
     """
     places, port = _parts(address)
     if not secret and not is_here(address):
@@ -174,7 +188,7 @@ def open_connection(
 
 
 def is_here(address: str) -> bool:
-    """True if the address has only Unix sockets, of which the kernel reports who listens."""
+    """Returns True if the address has only Unix sockets. The kernel reports who listens there."""
     return all(place.startswith("/") for place in _parts(address)[0])
 
 
@@ -191,7 +205,7 @@ def _call(
     family, where = (socket.AF_UNIX, place) if here else _elsewhere(place, port)
     connection = not_inherited(socket.socket(family, socket.SOCK_STREAM))
     try:
-        if here:  # blocking: otherwise connect() fails while the server's backlog is full
+        if here:  # uses a blocking socket, else connect() fails while the server's backlog is full
             limit_calls(connection, max(1, int(seconds)))
         else:
             connection.settimeout(seconds)
@@ -212,7 +226,7 @@ def _elsewhere(number: str, port: str) -> tuple[int, Any]:
     """Returns the family and the socket address for a place on another host."""
     kind, flags = socket.SOCK_STREAM, socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     family, *_, where = socket.getaddrinfo(number.encode(), port, type=kind, flags=flags)[0]
-    if _is_own(family, number):  # a server on this host must be reached by its path
+    if _is_own(family, number):  # a server on this host must be reached through its path
         raise PermissionError(
             "it is this host's own address, where others may listen (containers of one host need a "
             "common /tmp)"
@@ -221,7 +235,7 @@ def _elsewhere(number: str, port: str) -> tuple[int, Any]:
 
 
 def _is_own(family: int, number: str) -> bool:
-    """True if `number` is an address of this host: only such addresses can be bound."""
+    """Returns True if `number` is an address of this host. Only such addresses can be bound."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind((number, 0))
         return True

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families of MPI libraries, identified by version text, and how Slurm starts each of them. Used by
-launchers, doctor and the bootstrap's errors."""
+"""Families of MPI libraries, identified by version text, and Slurm's option that starts them.
+
+Launchers, doctor and the bootstrap's errors use them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ class Family:
     srun: tuple[str, ...] = ()  # values for srun's --mpi that fit, best first
 
     def plugin(self, known: str) -> str:
-        """The best value for --mpi among those that `srun --mpi=list` prints; "" if none fits."""
+        """Returns the best value for --mpi that `srun --mpi=list` prints, or "" if none fits."""
         words = known.replace(",", " ").split()
         return next((x for x in self.srun if x in words), "")
 

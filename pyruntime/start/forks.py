@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes the package's sockets in forked children. Otherwise, a child that outlives this process
-would keep its connections and ports open. The core does the same for its sockets."""
+"""Closes the package's sockets in forked children.
+
+Otherwise, a child that outlives this process would keep this process's connections and ports open.
+The core does the same for the core's sockets.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _ours: weakref.WeakSet[_HasNumber] = weakref.WeakSet()
 
 
 def not_inherited(descriptor: S) -> S:
-    """Registers a socket or selector, which is then closed in forked children; returns it."""
+    """Registers a socket or selector to be closed in forked children. Returns the same object."""
     _ours.add(descriptor)
     return descriptor
 

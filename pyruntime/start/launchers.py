@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables by which launchers tell each process its rank and the number of ranks. Used by the
-bootstrap, doctor and farandole.run()."""
+"""The variables by which launchers tell each process its rank and the number of ranks.
+
+The bootstrap, doctor and farandole.run() use them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from dataclasses import dataclass
 
 from farandole.errors import LibraryError
 
-# init() sets this in a rank's process, for the rank's children (ancestry). Not a setting.
+# init() sets this variable in a rank's process, for the rank's children; see ancestry.py. It is not
+# a setting.
 RANK_PROCESS = "_FARANDOLE_RANK_PROCESS"
 ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever other variables say"
 
@@ -23,31 +26,31 @@ class LauncherVariables:
     size_variable: str
     rank_variable: str
     local_rank_variable: str = ""  # the first variable that is set counts
-    local_size_variable: str = ""  # as above; the value of Slurm's variable is a list
-    marks: str = ""  # set only in a rank's process, and not in Slurm's batch scripts
+    local_size_variable: str = ""  # likewise; the value of Slurm's variable is a list
+    marks: str = ""  # variables set only in a rank's process, and not in Slurm's batch scripts
     job: str = ""  # variables whose values identify one start of ranks
     leaves: str = ""  # pattern of variables that a rank must not pass on to launchers
 
     @property
     def size(self) -> int:
-        """Number of processes; 0 if the variable is unset."""
+        """Number of processes, or 0 if the variable is unset."""
         return _number(self.size_variable)
 
     @property
     def rank(self) -> int:
-        """Rank of this process; -1 if the variable is unset."""
+        """Rank of this process, or -1 if the variable is unset."""
         return _number(self.rank_variable, -1)
 
     @property
     def place(self) -> dict[str, int]:
-        """This process's place, as values of torchrun's variables, as far as they are known."""
+        """The known values of torchrun's variables that describe this process's place."""
         local_rank = max((_number(x, -1) for x in self.local_rank_variable.split()), default=-1)
         sizes = (_of_node(os.environ.get(x, "")) for x in self.local_size_variable.split())
         local_size = next(filter(None, sizes), 0)
         found = {"RANK": self.rank, "WORLD_SIZE": self.size}
         found |= {"LOCAL_RANK": local_rank} if local_rank >= 0 else {}
         found |= {"LOCAL_WORLD_SIZE": local_size} if local_size else {}
-        # srun also sets PMI's variables, but srun's own variables say more.
+        # srun sets PMI's variables as well, but srun's own variables say more.
         same = self is not SRUN and (SRUN.size, SRUN.rank) == (self.size, self.rank)
         return SRUN.place | found if same else found
 
@@ -94,7 +97,7 @@ _NONE = LauncherVariables("no launcher", "", "")
 
 
 def names(*columns: str) -> list[str]:
-    """The names of all launchers' variables in these columns."""
+    """Returns the names of all launchers' variables in these columns."""
     return [x for row in LAUNCHERS for column in columns for x in getattr(row, column).split()]
 
 
@@ -104,8 +107,10 @@ def _number(variable: str, otherwise: int = 0) -> int:
 
 
 def _of_node(text: str) -> int:
-    """Number of processes on this node, from `4` or from Slurm's list for all nodes, `4(x2),3`; 0
-    if unknown."""
+    """Returns the number of processes on this node, or 0 if it is unknown.
+
+    `text` is a number such as `4`, or Slurm's list for all nodes, such as `4(x2),3`.
+    """
     counts: list[int] = []
     for part in text.split(","):
         if found := re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part):
@@ -115,9 +120,11 @@ def _of_node(text: str) -> int:
 
 
 def complete() -> None:
-    """If another launcher than torchrun has started this process as one of several, sets torchrun's
-    missing variables, but not MASTER_ADDR and MASTER_PORT, on which all ranks must agree. If RANK
-    or WORLD_SIZE contradict the launcher, sets nothing; check() reports that."""
+    """Sets torchrun's missing variables, if another launcher has started several processes.
+
+    Does not set MASTER_ADDR and MASTER_PORT, on which all ranks must agree. If RANK or WORLD_SIZE
+    contradicts the launcher, does not set any variable. check() reports the contradiction.
+    """
     found = launcher()
     if found is TORCHRUN or found.size <= 1 or found.rank < 0:
         return
@@ -130,16 +137,22 @@ def complete() -> None:
 
 
 def launcher() -> LauncherVariables:
-    """Returns the launcher of this process. This is MPI's launcher, unless it has started only one
-    process, or torchrun's agents; then it is torchrun."""
+    """Returns the launcher of this process.
+
+    It is torchrun if WORLD_SIZE is above 1 and MPI's launcher has started at most one process, or
+    only torchrun's agents. Otherwise, it is MPI's launcher.
+    """
     mpi = next((x for x in LAUNCHERS if x.size and x not in (FARANDOLE, TORCHRUN)), _NONE)
     agents = _number("GROUP_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0
     return TORCHRUN if TORCHRUN.size > 1 and mpi.size in (0, 1, agents) else mpi
 
 
 def check() -> None:
-    """Raises LibraryError if torchrun's variables contradict MPI's launcher or each other, or if
-    `accelerate launch` was asked for several processes but has started one."""
+    """Raises LibraryError if the launchers' variables show that ranks could not meet.
+
+    This is so if torchrun's variables contradict MPI's launcher or each other, or if `accelerate
+    launch` was asked for several processes but has started one.
+    """
     chosen = launcher()
     size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
     if not chosen.size and not TORCHRUN.size and "PALS_RANKID" in os.environ:
@@ -174,10 +187,10 @@ def check() -> None:
 
 
 def launched_rank() -> int:
-    """This process's rank according to its launcher; 0 without a launcher."""
+    """Returns this process's rank according to its launcher, or 0 without a launcher."""
     return max(0, launcher().rank)
 
 
 def promised_ranks() -> int:
-    """The number of ranks according to this process's launcher; 1 without a launcher."""
+    """Returns the number of ranks according to the launcher, or 1 without a launcher."""
     return max(1, launcher().size)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks that tell a process's peers why the process ends. The first init() installs the hooks. They
-run on the thread that ends the process, and also call the hooks that were there before.
+"""Hooks that tell a process's peers why the process ends.
 
-The hooks do nothing while the runtime is down. In notebooks and interactive sessions they ignore
-exceptions, because these do not end the process there.
+The first init() installs the hooks. They run on the thread that ends the process, and they call the
+hooks that were installed before. They do nothing while the runtime is down. In notebooks and
+interactive sessions they ignore exceptions, because exceptions do not end the process there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-# Called as leave(text, failed). `failed`: the cause is an exception or an exit code.
+# Called as leave(text, failed). `failed` is True if the cause is an exception or an exit code.
 Leave = Callable[[str, bool], None]
 
 
@@ -38,7 +38,7 @@ class _Cause:
         self._exit, self._at = text, (root, root.f_lasti)
 
     def exit_code(self) -> str:
-        """Text of the sys.exit() that ends this process; "" if its exception was caught."""
+        """Returns a text about the sys.exit() that ends this process, or "" if it was caught."""
         called = self._at is not None and self._at[0].f_lasti == self._at[1]
         return self._exit if called else ""
 
@@ -55,8 +55,10 @@ _waits: list[Callable[[], object]] = []
 
 
 def wait_first(wait: Callable[[], object]) -> None:
-    """Registers a function that waits for a framework's threads, which still call the core. It is
-    called before a process leaves without an error."""
+    """Registers a function that waits for a framework's threads, which still call the core.
+
+    The function is called before a process leaves without an error.
+    """
     _waits.append(wait)
 
 
@@ -74,7 +76,7 @@ def install(leave: Leave) -> None:
 
 
 def leave_now() -> None:
-    """Calls `leave` with the cause known so far. For atexit, and for the end of MPI."""
+    """Calls `leave` with the cause that is known so far. Called by atexit and at the end of MPI."""
     if _leave is not None:
         for wait in _waits if not _cause.failed() else ():
             with contextlib.suppress(Exception):  # the framework reports errors
@@ -83,12 +85,12 @@ def leave_now() -> None:
 
 
 def failed() -> bool:
-    """True if an exception or an exit code is ending this process, as far as is known."""
+    """Returns True if, as far as is known, an exception or exit code is ending this process."""
     return _cause.failed()
 
 
 def kind() -> type[BaseException] | None:
-    """The class of the exception that is ending this process, or None."""
+    """Returns the class of the exception that is ending this process, or None."""
     return _cause.kind
 
 
@@ -142,8 +144,10 @@ def _chain_exit() -> None:
 
 
 def _end_with_multiprocessing() -> None:
-    """Covers children of multiprocessing, which bypass sys.excepthook; forked ones also bypass
-    atexit."""
+    """Handles children of multiprocessing, which bypass sys.excepthook.
+
+    Forked children bypass atexit as well.
+    """
     process = sys.modules.get("multiprocessing.process")
     if process is None or process.parent_process() is None:
         return

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the machine's limits for init(), so that errors name a remedy. Without these checks, the
-system's errors would name none, or MPI would crash."""
+"""Checks the machine's limits for init(), so that errors name a remedy.
+
+Without these checks, the system's errors would not name a remedy, or MPI would crash.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,16 @@ from collections.abc import Iterator
 
 from farandole.errors import LibraryError
 
-_FILES = 16  # init() opens at least so many files; with fewer, Open MPI crashes
+_FILES = 16  # init() opens at least so many files. With fewer, Open MPI crashes.
 _THREADS = "raise the limit of threads (ulimit -u, or pids.max of the cgroup)"
 
 
 def check_files() -> None:
-    """Raises LibraryError if this process may open too few files. Call this before MPI starts. Not
-    needed without MPI: the ranks then meet first, and all of them get the error."""
+    """Raises LibraryError if this process's limit on open files is too low.
+
+    Call this before MPI starts. It is not needed without MPI, because the ranks then meet first,
+    and all of them get the error.
+    """
     opened: list[int] = []
     try:
         with typed():
@@ -30,7 +35,7 @@ def check_files() -> None:
 
 @contextlib.contextmanager
 def typed() -> Iterator[None]:
-    """Context manager: raises LibraryError if files or threads run out."""
+    """Context manager that raises LibraryError if files or threads run out."""
     try:
         yield
     except Exception as reason:
