@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bootstrap of an MPI job, through mpi4py. It runs on the thread that calls init(). A thread
-`farandole.init` makes the communicator for a list of ranks."""
+"""The bootstrap of an MPI job, through mpi4py. It runs on the thread that calls init().
+
+A thread `farandole.init` creates the communicator for a list of ranks.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,16 @@ class Mpi(Bootstrap):
     """Bootstrap on a private duplicate of the user's communicator."""
 
     _keyval: int | None = None
-    _awaited: Callable[[], object] | None = None  # returns true once MPI_Finalize can't hang
-    _grace = 0.0  # for how many seconds exit waits for that
-    _begun: ClassVar[Counter[object]] = Counter()  # duplications, by members (None: the world)
+    _awaited: Callable[[], object] | None = None  # returns true once MPI_Finalize cannot hang
+    _grace = 0.0  # number of seconds for which exit waits until _awaited() is true
+    # Number of duplications by members. The key None stands for the world.
+    _begun: ClassVar[Counter[object]] = Counter()
     _unfinished: tuple[Any, Any] | None = None  # a duplication that some ranks have not joined
 
     def __init__(self, mpi: Any, comm: Any, goodbyes: Goodbyes | None, seconds: float) -> None:
-        """`comm`: an mpi4py communicator, a list of world ranks, or None for the world.
+        """`comm` is an mpi4py communicator, a list of world ranks, or None for the world.
 
-        Raises ValueError on ranks that are not in the list. Collective over the members.
+        Raises ValueError on ranks that are not in the list. This is a collective of the members.
         """
         self.mpi = mpi
         self.seconds = seconds
@@ -50,7 +53,7 @@ class Mpi(Bootstrap):
         base = comm if isinstance(comm, mpi.Comm) else mpi.COMM_WORLD
         key = None if members is None else tuple(members)
         everyone = range(base.Get_size()) if members is None else members
-        # Only bootstraps on the world have a number, because the user may free other communicators.
+        # Only bootstraps on the world have a number, as the user may free other communicators.
         number = (key, Mpi._begun[key]) if base is mpi.COMM_WORLD else None
         check = _check(mpi, goodbyes, base, everyone)
         self._wait = Wait(Notes(mpi, base, everyone, number), seconds, check)
@@ -83,7 +86,7 @@ class Mpi(Bootstrap):
         return made
 
     def _group(self, base: Any, members: list[int]) -> Any:
-        """Makes the group's communicator in a thread: MPI has no nonblocking call for that."""
+        """Creates the group's communicator in a thread, as MPI has no nonblocking call for this."""
         everyone = base.Get_group()
         group = everyone.Incl(members)
         everyone.Free()
@@ -109,11 +112,11 @@ class Mpi(Bootstrap):
 
     @staticmethod
     def _must_end(done: Callable[[], object]) -> None:
-        """Stores a request that must end, because MPI_Finalize would wait for it."""
+        """Stores the test of a request that must end, because MPI_Finalize would wait for it."""
         Mpi._awaited, Mpi._grace = done, GRACE
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """Returns the data of every rank, in rank order. Collective."""
+        """Returns the data of every rank, in rank order. This is a collective."""
         try:
             return self._allgather(data, seconds)
         except self.mpi.Exception as reason:
@@ -133,18 +136,21 @@ class Mpi(Bootstrap):
         self._wait.until(request.Test, seconds)
 
     def world_ranks(self, comm: Any) -> list[int]:
-        """This world's ranks in an mpi4py communicator, ascending. Raises ValueError for others."""
+        """Returns this world's ranks that are in an mpi4py communicator, in ascending order.
+
+        Raises ValueError if the communicator has processes that are not in this world.
+        """
         ranks = self.mpi.Group.Translate_ranks(comm.Get_group(), None, self._comm.Get_group())
         if self.mpi.UNDEFINED in ranks:
             raise ValueError("the communicator holds processes that are not in farandole's world")
         return sorted(ranks)
 
     def comm_address(self) -> int:
-        """Address of the MPI_Comm of these ranks, for messages between hosts."""
+        """Returns the address of these ranks' MPI_Comm, for messages between hosts."""
         return int(self.mpi._addressof(self._comm))
 
     def threads_supported(self) -> bool:
-        """True if several threads may call MPI at once."""
+        """Returns True if several threads may call MPI at once."""
         return bool(self.mpi.Query_thread() == self.mpi.THREAD_MULTIPLE)
 
     def on_finalize(self, leave: Callable[[], object]) -> None:
@@ -159,8 +165,8 @@ class Mpi(Bootstrap):
     def close(self, goodbye: Goodbye, failed: bool, broken: bool) -> Goodbyes:
         """Waits at most GRACE until all ranks leave, because MPI_Finalize would wait forever.
 
-        If this rank has failed and others live on, aborts MPI's job. If the job is broken and
-        others do not leave, they may be unreachable; end_stranded() then handles that.
+        If this rank has failed and other ranks continue, aborts MPI's job. If the job is broken and
+        other ranks do not leave, they may be unreachable. end_stranded() then handles this.
         """
         if self.mpi.Is_finalized():
             return Goodbyes(goodbye, lambda: None)
@@ -175,7 +181,7 @@ class Mpi(Bootstrap):
                 abort(self.mpi, self.rank)
             elif broken:
                 Mpi._awaited, Mpi._grace = everyone.Test, _LAST_GRACE
-        except self.mpi.Exception:  # a rank has died: does not free the communicator
+        except self.mpi.Exception:  # a rank has died, so the communicator is not freed
             return _MpiGoodbyes(goodbye, lambda: None, group)
 
         def received_all() -> list[Goodbye] | None:
@@ -188,7 +194,7 @@ class Mpi(Bootstrap):
         return _MpiGoodbyes(goodbye, received_all, group)
 
     def abandon(self, reason: BaseException) -> None:
-        """Called on a rank whose init() fails. Tells the ranks that wait why it fails."""
+        """Tells the waiting ranks why this rank's init() fails."""
         if not self._wait.reported:
             with contextlib.suppress(self.mpi.Exception):
                 self._wait.notes.tell("failed", leaving.describe(reason))
@@ -196,7 +202,7 @@ class Mpi(Bootstrap):
 
     @classmethod
     def end_stranded(cls, mpi: Any, owner: int) -> None:
-        """Called at exit: aborts MPI's job if MPI_Finalize would hang."""
+        """Aborts MPI's job if MPI_Finalize would hang. Called at exit."""
         if os.getpid() != owner or mpi.Is_finalized():
             return
         stranded = False
@@ -208,7 +214,7 @@ class Mpi(Bootstrap):
 
 
 class _MpiGoodbyes(Goodbyes):
-    """Goodbyes, with the MPI group of the ranks, because the next world may have fewer ranks."""
+    """Goodbyes that know the ranks' MPI group, because the next world may have fewer ranks."""
 
     def __init__(
         self, own: Goodbye, received_all: Callable[[], list[Goodbye] | None], group: Any
@@ -218,9 +224,12 @@ class _MpiGoodbyes(Goodbyes):
 
 
 def _secret() -> bytes:
-    """The job's secret; b"" if there is none. Without it, readers of MPI's messages can derive
-    keys."""
-    # Ignores errors: with MPI the secret is optional, and the core later refuses wrong settings.
+    """Returns the job's secret, or b"" if there is none.
+
+    Without a secret, anybody who reads MPI's messages can derive keys.
+    """
+    # Ignores errors, because the secret is optional with MPI, and the core later refuses wrong
+    # settings.
     with contextlib.suppress(LibraryError, ValueError):
         return job_secret()
     return b""
@@ -255,7 +264,7 @@ def _completes(done: Callable[[], object], seconds: float) -> bool:
 
 
 def _members(mpi: Any, comm: Any) -> list[int] | None:
-    """Returns the ranks of a list, sorted; None for the world and for communicators."""
+    """Returns the sorted ranks of a list, or None for the world and for communicators."""
     world = mpi.COMM_WORLD
     if comm is None or isinstance(comm, mpi.Comm) or (isinstance(comm, Sequence) and not comm):
         return None
@@ -291,7 +300,7 @@ def load(promised: int, seconds: float) -> Any:
     try:
         import mpi4py
 
-        # mpi4py would finalise MPI in forked children, too, which hangs. farandole does it instead.
+        # mpi4py would finalise MPI even in forked children, which hangs. farandole does so instead.
         ours = not loaded and mpi4py.rc.finalize is None
         if ours:
             mpi4py.rc.finalize = False
@@ -302,7 +311,7 @@ def load(promised: int, seconds: float) -> Any:
         raise ImportError(str(reason)) from reason
     if ours:
         atexit.register(_finalize, MPI, os.getpid())
-        # Imported late: multiprocessing records `__main__` at its import.
+        # Imported late, because multiprocessing records `__main__` when it is imported.
         from multiprocessing import parent_process
         from multiprocessing.util import Finalize
 
@@ -320,8 +329,11 @@ def load(promised: int, seconds: float) -> Any:
 
 @contextlib.contextmanager
 def _bounded(seconds: float, promised: int, loaded: bool, others: Mapping[int, int]) -> Any:
-    """Context manager: the core's watchdog ends this process after `seconds`, or if one of the
-    `others` (pid by rank) ends. Python could not, because MPI_Init blocks and holds the GIL."""
+    """Context manager during which the core's watchdog may end this process.
+
+    The watchdog ends it after `seconds`, or if one of the processes in `others`, which maps ranks
+    to pids, ends. Python could not do that, because MPI_Init blocks and holds the GIL.
+    """
     if loaded or promised < 2:
         yield
         return
@@ -348,7 +360,7 @@ def _at_exit(mpi: Any) -> None:
 
 
 def _end(mpi: Any, owner: int) -> None:
-    """Runs both atexit handlers, in the order of atexit."""
+    """Runs both atexit handlers, in the same order as atexit."""
     Mpi.end_stranded(mpi, owner)
     _finalize(mpi, owner)
 

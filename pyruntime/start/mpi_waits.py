@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for MPI with a deadline, which MPI itself lacks: init() polls, and a rank that gives up
-tells the others why. Used by mpi_ranks.py, on its thread."""
+"""Waits for MPI with a deadline, which MPI itself lacks.
+
+init() polls, and a rank that gives up tells the others why. mpi_ranks.py uses it on its thread.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,21 @@ from farandole.errors import PeerError, StallError, ranks_text
 from farandole.start.bootstrap import REMEDY
 
 LONGEST_PAUSE = 0.005  # seconds between two polls
-_REPLY_SECONDS = 1.0  # seconds in which others may report that they have waited, too
+_REPLY_SECONDS = 1.0  # seconds within which others may report that they have waited as well
 _NOTE_TAG = 29_423
 
 
 class Notes:
-    """Messages between ranks that give up in init(). If nothing fails, no message is sent."""
+    """Messages between ranks that give up in init(). They are sent only if something fails."""
 
     _sent: ClassVar[list[Any]] = []  # requests and their bytes, which MPI may still read
     _tried: ClassVar[set[object]] = set()
 
     def __init__(self, mpi: Any, comm: Any, members: Iterable[int], number: object) -> None:
-        """`number` identifies this bootstrap on the communicator and is equal on all ranks; None if
-        it is the only bootstrap there."""
+        """`number` identifies this bootstrap on the communicator and is equal on all ranks.
+
+        It is None if this is the communicator's only bootstrap.
+        """
         self.mpi, self._comm, self._number = mpi, comm, number
         self.own = comm.Get_rank()
         self.others = [rank for rank in members if rank != self.own]
@@ -36,13 +40,16 @@ class Notes:
             self._tried.add(number)
 
     def tell(self, kind: str, text: str = "") -> None:
-        """Sends `kind` to the others: "waited" (too long), "failed" (with `text`), or "back" (for
-        another try)."""
+        """Sends `kind` to the others.
+
+        "waited" means that this rank has waited too long. "failed" means that it has failed, for
+        the reason in `text`. "back" means that it tries again.
+        """
         note = pickle.dumps((self._number, kind, text))
         self._sent.extend((self._comm.Isend(note, rank, _NOTE_TAG), note) for rank in self.others)
 
     def heard(self) -> dict[int, tuple[str, str]]:
-        """rank -> (kind, text), for ranks that have failed or waited too long and are not back."""
+        """Returns (kind, text) by rank, for ranks that have failed or waited and are not back."""
         status = self.mpi.Status()
         while (found := self._comm.Improbe(self.mpi.ANY_SOURCE, _NOTE_TAG, status)) is not None:
             data = bytearray(status.Get_count(self.mpi.BYTE))
@@ -53,7 +60,7 @@ class Notes:
         return {rank: said for rank, said in self._heard.items() if said[0] != "back"}
 
     def silent_ranks(self) -> list[int]:
-        """Tells the others that this rank has waited too long; returns those that do not reply."""
+        """Tells the others that this rank has waited too long. Returns the ranks without reply."""
         self.tell("waited")
         deadline = time.monotonic() + _REPLY_SECONDS
         while len(self.heard()) < len(self.others) and time.monotonic() < deadline:
@@ -74,8 +81,11 @@ class Wait:
         self.reported = False  # True once the others know that this rank has given up
 
     def until(self, done: Callable[[], object], seconds: float | None = None) -> None:
-        """Waits for `done()`. Raises StallError after `seconds` or if others have given up, and
-        PeerError if a rank has failed."""
+        """Waits until `done()` is true.
+
+        Raises StallError after `seconds` or if others have given up, and PeerError if a rank has
+        failed.
+        """
         limit = self._seconds if seconds is None else seconds
         deadline = time.monotonic() + limit
         pause = 0.0

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derives torchrun's variables from those of a launcher, for ranks that can't use MPI. Used by the
-bootstrap, and by `farandole run` to name the first host."""
+"""Derives torchrun's variables from a launcher's variables, for ranks that cannot use MPI.
+
+The bootstrap uses it, and `farandole run` uses it to name the first host.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,16 @@ REMEDY = (
     "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there, the same "
     "for all ranks"
 )
-_STARTS = (SRUN.job.split(), ["PALS_APID"])  # if all are set, they identify one start of ranks
+# Lists of variables. If all variables of a list are set, they identify one start of ranks.
+_STARTS = (SRUN.job.split(), ["PALS_APID"])
 _PORTS = range(20_000, 32_000)  # outside the kernel's ephemeral range
 
 
 def stand_in(found: LauncherVariables) -> bool:
-    """Sets torchrun's missing variables, if this launcher's variables suffice for ranks to meet by
-    TCP. If not, returns False and sets nothing."""
+    """Sets torchrun's missing variables, if ranks can meet by TCP with this launcher's variables.
+
+    Otherwise, returns False and does not set any variable.
+    """
     place = {name: str(value) for name, value in found.place.items()}
     if found.rank < 0 or "LOCAL_WORLD_SIZE" not in place:
         return False
@@ -38,8 +43,10 @@ def stand_in(found: LauncherVariables) -> bool:
 
 
 def _port() -> str:
-    """The port that all ranks of one start derive; "" if the launcher does not identify the start
-    of ranks."""
+    """Returns the port that all ranks of one start derive.
+
+    Returns "" if the launcher does not identify the start of ranks.
+    """
     for names in _STARTS:
         values = [os.environ.get(name, "") for name in names]
         if all(values):
@@ -49,7 +56,10 @@ def _port() -> str:
 
 
 def first_of_allocation(step: str = "") -> str:
-    """The first host of the allocation or, if given, of Slurm's list `step`; "" if unknown."""
+    """Returns the first host of Slurm's list `step`, or of the allocation if `step` is empty.
+
+    Returns "" if the host is unknown.
+    """
     environ = os.environ
     slurm = step or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
     if found := re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^\[,]*))?", slurm):  # rack[01-04,7]n,other

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allgathers for ranks without MPI, through a server. It runs in rank 0 under torchrun, where
-torch's store may hold the server's address; in tests it runs in the launcher.
+"""Allgathers for ranks without MPI, through a server.
 
-In each round, every rank sends its bytes, then receives those of all ranks, in rank order. A rank
-that has waited too long sends null. The server then answers all waiting ranks with a text that
-names the missing ones, and they give up. When a rank disconnects, the server tells the others which
-rank it is, and why if known, and disconnects them, so that none waits forever. They may connect
-again, for shutdown() and init() in a living process.
+Under torchrun, the server runs in rank 0, and torch's store may hold the server's address. In
+tests, the server runs in the launcher.
+
+In each round, every rank sends its bytes, then receives the bytes of all ranks, in rank order. A
+rank that has waited too long sends null. The server then answers all waiting ranks with a text that
+names the missing ranks, and the waiting ranks give up. When a rank disconnects, the server tells
+the other ranks which rank has left, and why if this is known. It then disconnects them, so that no
+rank waits forever. They may connect again, if a living process calls shutdown() and init().
 
 Both ends prove that they know a secret, which also distinguishes jobs. The secret is empty if all
 ranks are on one host, where the kernel reports the user at the other end.
@@ -25,14 +27,15 @@ from farandole.start.connection import Connection, limit_calls, open_connection
 from farandole.start.server import Client, Server
 
 _LOOK = 0.5  # seconds between two calls of `check`
-_WHO_SECONDS = 5.0  # seconds in which the server must name the missing ranks
-_SECONDS, _SERVER_SECONDS = 30.0, 2  # to connect; until a rank that does not read is dropped
-_MOST_TEXT = 2000  # limit for the characters of a reason
+_WHO_SECONDS = 5.0  # seconds within which the server must name the missing ranks
+# Time limits in seconds to connect, and until the server drops a rank that does not read.
+_SECONDS, _SERVER_SECONDS = 30.0, 2
+_MOST_TEXT = 2000  # largest number of characters of a reason
 _SERVER = "rank 0 (or the launcher, if it serves the rendezvous)"
 
 
 class NotAll(TimeoutError):
-    """Some ranks did not come in time. The text names them."""
+    """Some ranks did not come in time. The error's text names them."""
 
 
 def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _SECONDS) -> Connection:
@@ -43,9 +46,9 @@ def connect(address: str, rank: int, secret: bytes = b"", seconds: float = _SECO
 def exchange(
     line: Connection, data: bytes, seconds: float = 60.0, check: Callable[[], None] = lambda: None
 ) -> list[bytes]:
-    """Sends `data`; returns the data of every rank, in rank order.
+    """Sends `data`. Returns the data of every rank, in rank order.
 
-    `check` is called about twice a second; an error that it raises ends the wait. Raises
+    `check` is called about twice a second. If it raises an error, the wait ends. Raises
     ConnectionError if a rank has left, and NotAll if ranks do not come within `seconds`.
     """
     try:
@@ -76,7 +79,7 @@ def leave(line: Connection, reason: BaseException) -> None:
 
 
 def _say(line: Connection, message: bytes) -> None:
-    """Sends a message. If the server has hung up, does nothing: its last answer tells why."""
+    """Sends a message. Ignores that the server has hung up, because its last answer tells why."""
     with contextlib.suppress(ConnectionError):
         line.send(message)
 
@@ -95,21 +98,23 @@ def _answer(line: Connection, seconds: float, check: Callable[[], None]) -> Any:
 
 
 class RendezvousServer(Server):
-    """The server, in rank 0 or the launcher. A rank has a minute to prove itself, because it may be
-    stopped while it connects."""
+    """The server, which runs in rank 0 or in the launcher.
+
+    A rank has a minute to prove itself, because the rank may be stopped while it connects.
+    """
 
     patience = 60.0
 
     def __init__(self, size: int, secret: bytes = b"", path: str = "", here: bool = True) -> None:
-        """Listens for `size` ranks. The other arguments are those of Server."""
+        """Listens for `size` ranks. The other arguments are the same as those of Server."""
         self.size = self.expected = size
         self.rounds = 0  # number of complete rounds
-        self._said: dict[int, str] = {}  # rank -> its data of this round
-        self._reasons: dict[Client, str] = {}  # client -> why it is about to leave
+        self._said: dict[int, str] = {}  # data of this round, by rank
+        self._reasons: dict[Client, str] = {}  # reasons of clients that are about to leave
         super().__init__("rendezvous", secret, path, here)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Variables for a rank's process: this server's address, the rank, the number of ranks."""
+        """Returns variables for a rank's process: this server's address, the rank, and the size."""
         return {
             "FARANDOLE_RENDEZVOUS": f"unix:{self.address}",
             "FARANDOLE_RANK": str(rank),
@@ -117,7 +122,7 @@ class RendezvousServer(Server):
         }
 
     def _prepare(self, connection: socket.socket) -> None:
-        """Makes a connection blocking, with a short limit, so that rank 0 gets its answer last."""
+        """Makes a connection blocking, with a short time limit, so that rank 0 is answered last."""
         connection.setblocking(True)
         limit_calls(connection, _SERVER_SECONDS)
 
@@ -145,8 +150,10 @@ class RendezvousServer(Server):
             self._said.clear()
 
     def _answer(self, answer: Any) -> None:
-        """Answers all waiting ranks; rank 0 comes last. The server may run in rank 0's process,
-        which may end as soon as rank 0 has its answer."""
+        """Answers all waiting ranks, rank 0 last.
+
+        The server may run in rank 0's process, which may end as soon as rank 0 has its answer.
+        """
         message = json.dumps(answer).encode()
         for client in sorted(self._clients, key=lambda client: -client.rank):
             if client.rank in self._said:

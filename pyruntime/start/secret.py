@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job's secret, which ranks get from the environment or a file, and the derivation of keys.
-Secret and keys are never sent. Both ends derive a key from the secret and from random numbers that
-they exchange. Used by the bootstrap and by sessions."""
+
+The secret and the keys are never sent. Both ends derive a key from the secret and from random
+numbers that they exchange. The bootstrap and sessions use this.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from farandole.trust import read_secret
 
 SECRET, SECRET_FILE = "FARANDOLE_JOB_SECRET", "FARANDOLE_JOB_SECRET_FILE"
 _FILE = "job-secret"  # default file, in the folder of the user's settings
-_LEAST = 16  # characters
-_MOST = 4096  # bytes of a file
+_LEAST = 16  # smallest number of characters of a secret
+_MOST = 4096  # largest size in bytes of a file
 _LENGTH = struct.Struct("!Q")
 
 
 def job_secret() -> bytes:
-    """Returns the secret from the environment or a file of this user; b"" if there is none.
+    """Returns the secret from the environment or a file of this user, or b"" if there is none.
 
     Raises LibraryError, with a remedy, if the secret is too short or others can read the file.
     """
@@ -45,7 +47,7 @@ def job_secret() -> bytes:
 
 
 def remedy() -> str:
-    """The remedy that errors name: how to give a job a secret."""
+    """Returns the remedy that errors name, which says how to give a secret to a job."""
     path, where = usual_file(_FILE), f"that {SECRET_FILE} names"
     if path is not None:
         where = (
@@ -68,6 +70,9 @@ def _long_enough(secret: bytes, where: str) -> bytes:
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 of the parts and their lengths, so that a different split has a different MAC."""
+    """Returns the HMAC-SHA256 of the parts and their lengths.
+
+    Because of the lengths, the same bytes have a different MAC if they are split differently.
+    """
     text = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
     return hmac.digest(key, text, "sha256")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server for ranks, in one thread. It keeps working, whatever unauthenticated callers do. Used by
-the rendezvous, the supervisor, agents and farandole.run()."""
+"""A server for ranks, in one thread. It keeps working, whatever unauthenticated callers do.
+
+The rendezvous, the supervisor, agents and farandole.run() use it.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ from farandole.start.connection import is_of_this_user
 from farandole.start.forks import not_inherited
 from farandole.start.session import SECRET_BYTES, Session
 
-_LEAST = 0.05  # seconds before a pending client may be dropped, its wait in the kernel included
+_LEAST = 0.05  # seconds, including time in the kernel, before a pending client may be dropped
 _PAUSE = 0.05  # seconds without accept() after the system has run out of descriptors or memory
 _BACKLOG = 4096  # backlog of each listener
-_CHUNK = 1 << 18  # bytes to read or write at once
+_CHUNK = 1 << 18  # number of bytes to read or write at once
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_WAITED = struct.Struct("52xI")  # in tcp_info: milliseconds since data or the connection arrived
+_WAITED = struct.Struct("52xI")  # milliseconds since data or the connection arrived, in tcp_info
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 S = TypeVar("S", bound="Server")
@@ -40,7 +42,8 @@ class Client:
     def __init__(self, connection: socket.socket, session: Session) -> None:
         self.connection, self.session = connection, session
         self.connected_at = time.monotonic()
-        self.least = self.connected_at + _LEAST - _waited(connection)  # it is kept until then
+        # The server keeps the client at least until this time.
+        self.least = self.connected_at + _LEAST - _waited(connection)
 
     @property
     def rank(self) -> int:
@@ -49,8 +52,10 @@ class Client:
 
 
 class Server:
-    """Accepts clients that prove that they know its secret. A context manager. Methods that start
-    with an underscore run on the server's thread, the others on any thread.
+    """Context manager that accepts clients which prove that they know the server's secret.
+
+    Methods whose names start with an underscore run on the server's thread. Other methods may be
+    called from any thread.
 
     States of a client:
 
@@ -61,16 +66,20 @@ class Server:
     """
 
     expected = 0  # number of ranks that may connect at once
-    patience = 5.0  # seconds in which a client must prove itself
-    max_pending = 64  # limit for pending clients beyond the expected ones
+    patience = 5.0  # seconds within which a client must prove itself
+    max_pending = 64  # largest number of pending clients beyond the expected ones
 
     def __init__(
         self, name: str, secret: bytes | None = None, path: str = "", here: bool = True
     ) -> None:
-        """Starts the server. `name`: the thread's name. `secret`: None makes a new one. `path`: of
-        the Unix socket, by default a random path in this user's folder; the socket refuses
-        processes of other users. Unless `here`, the server also listens on a TCP port for other
-        hosts. Raises OSError if `path` is taken, and LibraryError if no Unix socket is possible."""
+        """Starts the server.
+
+        `name` is the name of the thread. If `secret` is None, the server creates a new secret.
+        `path` is the path of the Unix socket, by default a random path in this user's folder. The
+        socket refuses processes of other users. Unless `here` is True, the server also listens on a
+        TCP port for other hosts. Raises OSError if `path` is taken, and LibraryError if no Unix
+        socket is possible.
+        """
         secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
         path = path or sockets.path_of()
         self._secret, self.key = secret, secret.hex()
@@ -81,9 +90,10 @@ class Server:
             places = ",".join([path, *_numbers()])
             self.address = f"{places}:{listeners[1].getsockname()[1]}"
         self._listeners = listeners
-        self._pending: dict[Client, None] = {}  # in order of arrival
+        self._pending: dict[Client, None] = {}  # in the order of arrival
         self._clients: dict[Client, None] = {}
-        self._accepts, self._resumes = False, 0.0  # accepts clients now; else from when on
+        # True if the server accepts clients now, and otherwise the time when it resumes.
+        self._accepts, self._resumes = False, 0.0
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -102,7 +112,8 @@ class Server:
     def close(self) -> None:
         """Closes all connections and ends the thread."""
         self._wake_writer.close()
-        if threading.current_thread() is not self._thread:  # the thread may collect this
+        # The server's thread calls this if it runs the garbage collector.
+        if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def __enter__(self: S) -> S:
@@ -120,12 +131,14 @@ class Server:
     # ---- overridden by servers
 
     def _admits(self, client: Client) -> bool:
-        """True if a client that has proved itself may connect with its rank."""
+        """Returns True if a client that has proved itself may connect with its rank."""
         return True
 
     def _connected(self, client: Client) -> None:
-        """Called when a client connects. If this or _received() raises ValueError or OSError, the
-        connection ends."""
+        """Called when a client connects.
+
+        If this method or _received() raises ValueError or OSError, the connection ends.
+        """
         return
 
     def _received(self, client: Client, message: bytes) -> None:
@@ -173,8 +186,11 @@ class Server:
         return next(iter(self._pending))
 
     def _to_drop(self) -> Client:
-        """Chooses the pending client to drop: the oldest one that has sent nothing, or else a
-        random one, because the oldest may be an honest client far away."""
+        """Chooses the pending client to drop.
+
+        It is the oldest client that has not sent anything. If there is none, it is a random client,
+        because the oldest client may be an honest one that is far away.
+        """
         silent = (client for client in self._pending if not client.session.greeted)
         return next(silent, None) or random.choice([*self._pending])
 
@@ -251,7 +267,7 @@ class Server:
             self._hang_up(client)
 
     def _flush(self, client: Client) -> None:
-        """Sends as much as the system takes now; the rest is sent later."""
+        """Sends as much as the system takes now. The rest is sent later."""
         if client not in self._pending and client not in self._clients:
             return
         outgoing = client.session.outgoing
@@ -296,13 +312,15 @@ def _tcp_listener() -> socket.socket:
 
 
 def _numbers() -> list[str]:
-    """This host's addresses for other hosts, within the networks of FARANDOLE_INTERFACE."""
+    """Returns this host's addresses for other hosts, in the networks of FARANDOLE_INTERFACE."""
     return [line.split(" ")[1] for line in read_string(lib.farandole_addresses).splitlines()]
 
 
 def _waited(connection: socket.socket) -> float:
-    """Seconds that a client, or its last data, has waited in the kernel. They count towards _LEAST,
-    so that a flood of silent clients delays honest ones less."""
+    """Returns the seconds that a client, or the client's last data, has waited in the kernel.
+
+    They count towards _LEAST, so that a flood of silent clients delays honest clients less.
+    """
     if connection.family == socket.AF_UNIX:
         return 0.0  # only processes of this user connect there
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITED.size)

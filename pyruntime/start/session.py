@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protocol for authenticated messages over a stream between two processes that share a secret. A
-Session has no socket and no clock: its user moves the bytes. Used by servers and their clients.
+"""Protocol for authenticated messages over a stream between two processes that share a secret.
 
-Both ends prove that they know the secret before either reads a message. Afterwards, each length and
-each message carries a MAC, which covers a counter. The MAC's key follows from the secret, both
-hellos and the direction. So a man in the middle can read messages and end the connection, but can't
-change, repeat, reorder or reflect them, or replay a recording. The secret is empty for Unix
-sockets, where the kernel reports the other end's user.
+A Session does not use a socket or the clock. The server or client that uses it moves the bytes.
+
+Both ends prove that they know the secret before either end reads a message. Afterwards, each length
+and each message carries a MAC, which covers a counter. The MAC's key follows from the secret, both
+hellos and the direction. Therefore a man in the middle can read messages and end the connection,
+but cannot change, repeat, reorder or reflect messages, or replay a recording. The secret is empty
+for Unix sockets, because the kernel reports the other end's user there.
 
     state      next bytes from the other end     then
     new        hello: text, rank, random number  greeted
     greeted    proof: MAC of an empty text       proved
     proved     length, MAC, message, MAC, ...
 
-The client speaks first. The order: client's hello, server's hello, client's proof, server's proof.
+The client speaks first. The order is client's hello, server's hello, client's proof, server's
+proof.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ SECRET_BYTES = 32
 _HELLO = struct.Struct("!20sQ32s")
 _TEXT = b"farandole session 3\n"
 _NUMBER = struct.Struct("!Q")
-_TAG = 32  # bytes of a MAC
+_TAG = 32  # size in bytes of a MAC
 
 
 class Refused(ConnectionError):
-    """The other end does not know the secret, or its bytes were changed in transit."""
+    """The other end does not know the secret, or the bytes that it sent were changed in transit."""
 
 
 class _Direction:
@@ -50,11 +52,11 @@ class Session:
     """One end of a connection. Not thread-safe."""
 
     def __init__(self, secret: bytes, rank: int | None = None) -> None:
-        """`rank`: the client's rank; None at the server's end, which gets it from the hello."""
+        """`rank` is the client's rank, or None at the server's end, where the hello brings it."""
         self.greeted = False  # True once the other end's hello has come
         self.proved = False  # True once the other end has proved that it knows the secret
         self.rank = rank or 0
-        self.outgoing = bytearray()  # bytes to send; the sender removes them
+        self.outgoing = bytearray()  # bytes to send; whoever sends them removes them
         self._incoming = bytearray()
         self._length: int | None = None  # length of the next message; None if it is not known yet
         self._secret, self._calls = secret, rank is not None
@@ -73,7 +75,7 @@ class Session:
         self.outgoing += self._ours.next_tag(part)
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Takes received bytes. Returns the messages that are now complete. Raises Refused."""
+        """Takes received bytes. Returns the messages that are complete now. Raises Refused."""
         self._incoming += data
         found: list[bytes] = []
         if not self.greeted and not self._hear_hello():
@@ -110,8 +112,10 @@ class Session:
         return True
 
     def _next_part(self) -> bytes | None:
-        """Returns the next proof, length or message; None while it is incomplete. A length is not
-        used before its MAC has been checked."""
+        """Returns the next proof, length or message, or None while it is incomplete.
+
+        A length is not used before its MAC has been checked.
+        """
         size = self._length if self._length is not None else _NUMBER.size * self.proved
         if len(self._incoming) < size + _TAG:
             return None

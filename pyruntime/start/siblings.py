@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches processes of the other ranks on this host, through /proc, before these ranks have
-connected. So init() need not wait for a rank that has ended.
+"""Watches the processes of this host's other ranks, through /proc, until they have connected.
 
-A rank is a child of the launcher, and its initial environment has its rank and the job's identity.
-If /proc is incomplete (containers, other users, programs that overwrite their environment), dead
-ranks are not found, and the wait has its usual limit.
+Thus init() need not wait for a rank that has ended. A rank is a child of the launcher, and the
+rank's initial environment has its number and the job's identity. If /proc is incomplete, as in
+containers, with other users' processes or if a program overwrites its environment, dead ranks are
+not found, and the wait has its usual limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.errors import PeerError, ranks_text
 from farandole.start import launchers
 from farandole.start.launchers import TORCHRUN
 
-_BIRTH = 5.0  # seconds in which a launcher starts all its processes
+_BIRTH = 5.0  # seconds within which a launcher starts all its processes
 _PAUSE = 0.5  # seconds between two checks
 _JOB = launchers.names("job")
 
@@ -28,13 +28,13 @@ _JOB = launchers.names("job")
 class Process(NamedTuple):
     """A process's entry in /proc."""
 
-    state: str  # T: stopped; t: stopped by a debugger; Z, X: ended
+    state: str  # T means stopped, t stopped by a debugger, and Z and X ended
     parent: int
     start: str  # clock ticks after boot
 
     @property
     def ended(self) -> bool:
-        """True if the process has ended, and its parent has not yet asked for the exit code."""
+        """True if the process has ended but its parent has not asked for the exit code yet."""
         return self.state in "ZX"
 
 
@@ -44,19 +44,19 @@ class Siblings:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._next = 0.0
-        self._seen: dict[int, tuple[int, str]] = {}  # rank -> (pid, start time)
+        self._seen: dict[int, tuple[int, str]] = {}  # pid and start time, by rank
         address = os.environ.get("FARANDOLE_RENDEZVOUS", "")
         found = launchers.launcher()
         self._variable = "FARANDOLE_RANK" if address else found.rank_variable
         self._own = _environment(os.getpid()) or {}
         here = found.place.get("LOCAL_WORLD_SIZE") == found.size and not address
-        # A user who sets torchrun's variables by hand may start the processes one after the other.
+        # If users set torchrun's variables themselves, they may start processes one after another.
         at_once = found is not TORCHRUN or "TORCHELASTIC_RUN_ID" in self._own
         self._expected = set(range(found.size)) if here and at_once else set[int]()
         self._launcher = self._find_launcher() if self._own.get(self._variable) else 0
 
     def _find_launcher(self) -> int:
-        """Pid of the launcher that has started this rank; 0 if it is not found."""
+        """Returns the pid of the launcher that has started this rank, or 0 if it is not found."""
         process = os.getpid()
         while (
             process
@@ -74,7 +74,7 @@ class Siblings:
                 raise PeerError(died(dead))
 
     def dead(self) -> list[int]:
-        """Ranks that have ended, ascending."""
+        """Returns the ranks that have ended, in ascending order."""
         found = self._dead(_listed) if self._launcher else []
         return self._dead(_children) if found else []  # lists are incomplete while they change
 
@@ -89,8 +89,11 @@ class Siblings:
         return sorted(dead - set(present))
 
     def wait_for_birth(self) -> dict[int, int]:
-        """Waits until all expected ranks have started. Returns rank -> pid for the other ranks that
-        are visible. Raises PeerError if a rank has ended."""
+        """Waits until all expected ranks have started.
+
+        Returns the pids, by rank, of the other ranks that are visible. Raises PeerError if a rank
+        has ended.
+        """
         while True:
             if dead := self.dead():
                 raise PeerError(died(dead))
@@ -101,13 +104,13 @@ class Siblings:
             time.sleep(_PAUSE / 10)
 
     def _look(self, children: Callable[[int], Iterable[int]]) -> dict[int, tuple[int, str]] | None:
-        """rank -> (pid, start time) for living ranks; None if they can't be seen."""
+        """Returns pid and start time of living ranks, by rank, or None if they are not visible."""
         found = {}
         for pid in children(self._launcher):
             process, words = stat(pid), _environment(pid)
             if process is None or process.ended:
                 continue
-            if not words:  # its environment can't be read
+            if not words:  # the process's environment cannot be read
                 return None
             rank = words.get(self._variable, "")
             if rank.isdecimal() and all(words.get(k) == self._own.get(k) for k in _JOB):
@@ -116,7 +119,7 @@ class Siblings:
 
 
 def died(ranks: list[int]) -> str:
-    """The text of the error about ranks that have ended."""
+    """Returns the text of the error about ranks that have ended."""
     return (
         f"init(): {ranks_text(ranks)} ended before coming to the rendezvous of all ranks; see the "
         "output of that process. Remedy: every rank must call init(), even one without data; "
@@ -125,7 +128,10 @@ def died(ranks: list[int]) -> str:
 
 
 def _listed(parent: int) -> Iterable[int]:
-    """Children of a process, from the kernel's list; if it has none, found among all processes."""
+    """Returns the children of a process, from the kernel's list.
+
+    If the kernel has no such list, looks at all processes.
+    """
     lists = [*Path(f"/proc/{parent}/task").glob("*/children")]
     if not lists:
         return _children(parent)
@@ -137,7 +143,7 @@ def _listed(parent: int) -> Iterable[int]:
 
 
 def _children(parent: int) -> Iterator[int]:
-    """Children of a process, found among all processes."""
+    """Yields the children of a process. Finds them by looking at all processes."""
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             found = stat(int(path.name))
@@ -161,7 +167,7 @@ def _lives(pid: int, start: str) -> bool:
 
 
 def _environment(pid: int) -> dict[str, str] | None:
-    """A process's initial environment; empty or None if it can't be read."""
+    """Returns a process's initial environment. It is empty or None if it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This user's Unix sockets: the folder for them, which the core chooses and no other user can
-enter, and the removal of their names. Used by servers and clients, on any thread."""
+"""This user's Unix sockets: the folder that contains them, and the removal of their names.
+
+The core chooses the folder, which no other user can enter. Servers and clients use this module on
+any thread.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,20 @@ from farandole._library import lib, read_string
 
 
 def path_of(name: str = "") -> str:
-    """Path of a socket with this name (default: a random one). It has at most 64 characters, and no
-    commas, colons or blanks. Raises LibraryError if there is no folder for the socket."""
+    """Returns the path of a socket with this name, or with a random name by default.
+
+    The path has at most 64 characters, and no commas, colons or blanks. Raises LibraryError if
+    there is no folder for the socket.
+    """
     return _folder()[0] + (name or secrets.token_hex(16))
 
 
 def shared_host() -> str:
-    """An identifier that is equal for ranks that can share memory: it names the machine's boot and
-    the folder of sockets. Raises LibraryError if there is no folder."""
+    """Returns an identifier that is equal on ranks that can share memory.
+
+    It names the machine's boot and the folder of sockets. Raises LibraryError if there is no
+    folder.
+    """
     return _folder()[1]
 
 
@@ -31,7 +40,7 @@ def _folder() -> list[str]:
 
 
 class _Listener(socket.socket):
-    """Removes its name when it is closed, or when the process ends."""
+    """A socket that removes its name when it is closed or the process ends."""
 
     def __init__(self, path: str) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -48,7 +57,7 @@ class _Listener(socket.socket):
 
 
 def listen_at(path: str) -> socket.socket:
-    """Makes a Unix socket at `path`. Raises OSError if the name is taken."""
+    """Creates a Unix socket at `path`. Raises OSError if the name is taken."""
     return _Listener(path)
 
 

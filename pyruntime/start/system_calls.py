@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System calls that the modules `os` and `signal` lack if Python was built for an old Linux, as
-conda's and uv's Python are.
+"""System calls that the modules `os` and `signal` lack if Python was built for an old Linux.
 
-Each function raises OSError if the kernel does not know the call, or if a sandbox forbids it.
+This is so with conda's and uv's Python. Each function raises OSError if the kernel does not know
+the call, or if a sandbox forbids it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pidfd_open(pid: int) -> int:
 
 
 def pidfd_send_signal(process: int, number: int) -> None:
-    """Sends a signal to a process, given by a descriptor from pidfd_open()."""
+    """Sends a signal to a process. `process` is a descriptor from pidfd_open()."""
     _checked(_libc.syscall(_PIDFD_SEND_SIGNAL, process, number, None, 0))
 
 

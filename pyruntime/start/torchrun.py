@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rendezvous of ranks on one host under torchrun, or under any launcher that sets RANK,
-WORLD_SIZE and MASTER_PORT. Used by the bootstrap.
+"""The rendezvous of ranks on one host under torchrun.
 
-Rank 0 listens on a Unix socket as long as its process lives. The name of the socket follows from
-the launcher's variables for one attempt of one job, and from the network namespace. So every job
+It also works under any other launcher that sets RANK, WORLD_SIZE and MASTER_PORT. The bootstrap
+uses it.
+
+Rank 0 listens on a Unix socket as long as its process lives. The socket's name follows from the
+launcher's variables for one attempt of one job, and from the network namespace. Therefore every job
 and every restart has a separate socket, and torch's store can have the port MASTER_PORT. The
-socket's name can be guessed, but no other user can enter its folder.
+socket's name can be guessed, but no other user can enter the socket's folder.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import mac
 
 _WAITS = (0.25,) * 10  # seconds; the core keeps the socket of a killed process for 2 s
-_server: RendezvousServer | None = None  # in rank 0
+_server: RendezvousServer | None = None  # exists on rank 0 only
 
 
 def job() -> bytes:
@@ -33,14 +35,17 @@ def job() -> bytes:
 
 
 def open_rendezvous() -> tuple[str, bytes]:
-    """Returns (address, secret) of the ranks' socket, which rank 0 opens here. Other ranks may have
-    to wait for it. Raises LibraryError, with a remedy, if the socket can't be opened."""
+    """Returns the address and secret of the ranks' socket. Rank 0 first opens the socket.
+
+    Other ranks may have to wait until it is open. Raises LibraryError, with a remedy, if the socket
+    cannot be opened.
+    """
     global _server
     check()
     secret = job()
     path = sockets.path_of(mac(secret, _network())[:16].hex())
     if TORCHRUN.rank == 0 and (_server is None or _server.address != path):
-        if _server is not None:  # belongs to an earlier job of this process
+        if _server is not None:  # the server of an earlier job of this process
             _server.close()
             _server = None
         _server = _opened(path, secret)
@@ -48,7 +53,7 @@ def open_rendezvous() -> tuple[str, bytes]:
 
 
 def _opened(path: str, secret: bytes) -> RendezvousServer:
-    """Opens the rendezvous. Waits as long as the socket of a killed rank 0 is still there."""
+    """Opens the rendezvous. Waits while the socket of a killed rank 0 still exists."""
     for wait in (*_WAITS, 0.0):
         try:
             return RendezvousServer(TORCHRUN.size, secret, path)
@@ -68,18 +73,21 @@ def _opened(path: str, secret: bytes) -> RendezvousServer:
 
 
 def _network() -> bytes:
-    """The network namespace. Containers that share a folder may use the same MASTER_PORT."""
+    """Returns an identifier of the network namespace.
+
+    Containers that share a folder may use the same MASTER_PORT.
+    """
     return str(Path("/proc/self/ns/net").stat().st_ino).encode()
 
 
 def on_several_hosts() -> bool:
-    """True if the launcher says that some of its processes run on other hosts."""
+    """Returns True if the launcher says that some of its processes run on other hosts."""
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     return here.isdecimal() and int(here) != TORCHRUN.size
 
 
 def remedy() -> str:
-    """The remedy that errors name for ranks that do not come."""
+    """Returns the remedy that errors about missing ranks name."""
     return (
         f"WORLD_SIZE says {TORCHRUN.size} processes, which must all be on this host (unless "
         "LOCAL_WORLD_SIZE says that fewer are), with the same MASTER_ADDR and MASTER_PORT; "

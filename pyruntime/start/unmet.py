@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warns if a launcher has started several processes and one of them trains without init().
-Otherwise, N processes would silently train N models. Used when farandole is imported, by init() and
-by the adapters."""
+
+Otherwise, N processes would silently train N models. The import of farandole, init() and the
+adapters use this.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _open = False  # True while a warning may become due
 
 
 def watch() -> None:
-    """Starts to watch, if a launcher has started this process as one of several."""
+    """Starts to watch if a launcher has started several processes, including this one."""
     global _open
     found = launchers.launcher()
     alone = os.environ.get("FARANDOLE_RENDEZVOUS") == "none"
@@ -32,12 +34,12 @@ def watch() -> None:
 
 
 def is_open() -> bool:
-    """True if this process is one of several and, as far as is known, has not met the others."""
+    """Returns True if this is one of several processes and, as far as is known, has met none."""
     return _open
 
 
 def is_child() -> bool:
-    """True if another process of the job has started this one, and not the launcher."""
+    """Returns True if a process of the job, rather than the launcher, has started this one."""
     parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)
     return parent() is not None or ancestry.is_of_rank()
 
@@ -49,7 +51,7 @@ def mark_met() -> None:
 
 
 def warn_if_unmet() -> None:
-    """Prints the warning once. Called after an optimizer step without init()."""
+    """Prints the warning once. Call this after an optimizer step without init()."""
     if _open and not _met_by_mpi():
         found = launchers.launcher()
         text = (
@@ -61,7 +63,7 @@ def warn_if_unmet() -> None:
 
 
 def _met_by_mpi() -> bool:
-    """True if the program itself has initialised MPI, through whatever package."""
+    """Returns True if the program itself has initialised MPI, through any package."""
     maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
     answer = ctypes.c_int()
     for path in set(re.findall(r"/\S*/lib(?:mpi|mpich)(?:_cray)?\.so[.\d]*$", maps, re.MULTILINE)):

@@ -11,20 +11,21 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Values repeat after so many elements: a prime, so that data shifted by a block, stripe or page is
-# noticed. Small, so that sums over ranks are exact in every dtype.
+# Values repeat after so many elements. The number is a prime, so that a shift of the data by a
+# block, stripe or page is noticed. It is small, so that sums over ranks are exact in every dtype.
 _PERIOD = 13
-_CHUNK = _PERIOD << 13  # elements that are compared at once
+_CHUNK = _PERIOD << 13  # number of elements that are compared at once
 
 DTYPES = ("float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective. As in nccl-tests, its size is that of the largest buffer of a rank."""
+    """A collective. As in nccl-tests, its size is that of a rank's largest buffer."""
 
     name: str
-    bus: Callable[[int], float]  # number of ranks -> bus bandwidth / algorithm bandwidth
+    # Returns bus bandwidth divided by algorithm bandwidth, for a number of ranks.
+    bus: Callable[[int], float]
     split: bool = False  # True if the buffer consists of equal parts, one per rank
 
 
@@ -52,7 +53,10 @@ class Case:
 
     @classmethod
     def of(cls, name: str, dtype: str, nbytes: int, rank: int, size: int) -> Case:
-        """The case closest to `nbytes` that has at least one element, and equal parts if split."""
+        """Returns the case closest to `nbytes`.
+
+        The case has at least one element. If the collective is split, it has equal parts.
+        """
         collective = COLLECTIVES[name]
         parts = size if collective.split else 1
         count = max(1, nbytes // np.dtype(dtype).itemsize // parts) * parts
@@ -60,7 +64,7 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the largest buffer of a rank."""
+        """Size in bytes of a rank's largest buffer."""
         return self.count * np.dtype(self.dtype).itemsize
 
     @property
@@ -71,7 +75,7 @@ class Case:
 
 
 class Operand:
-    """A rank's input: small integers that depend on rank and index."""
+    """A rank's input, which holds small integers that depend on rank and index."""
 
     def __init__(self, case: Case) -> None:
         """Allocates the array. fill() writes the values."""
@@ -88,7 +92,7 @@ class Operand:
             part[:] = chunk[: part.size]
 
     def wrong(self, output: Array) -> int:
-        """Number of wrong elements in `output`, the result of the first call after fill()."""
+        """Returns the number of wrong elements in the result of the first call after fill()."""
         blocks = self._expected()
         if output.size != self.case.output_count:
             return max(output.size, 1)
@@ -96,7 +100,7 @@ class Operand:
         return sum(self._differ(part, block) for part, block in parts)
 
     def _expected(self) -> list[Array]:
-        """The result consists of equal-sized blocks. Returns the first _PERIOD values of each."""
+        """Returns the first _PERIOD values of each of the equal-sized blocks of a right result."""
         case, name = self.case, self.case.collective.name
         ranks = range(case.size)
         mine = case.rank * (case.count // case.size)  # start of this rank's part

@@ -14,14 +14,13 @@ import numpy as np
 import farandole
 from farandole.tools.bench_cases import COLLECTIVES, DTYPES, Array, Case, Operand
 
-Run = Callable[[], Array]  # makes one blocking call; returns its output
+Run = Callable[[], Array]  # makes one blocking call and returns the call's output
 
 
 class Peer(ABC):
     """One implementation of the collectives. All ranks create it together, and close it together.
 
-    One thread per rank calls the methods. prepare() returns the function for the calls; close()
-    ends the object.
+    Only one thread per rank may call the methods.
     """
 
     name: str
@@ -29,19 +28,19 @@ class Peer(ABC):
     collectives: tuple[str, ...] = tuple(COLLECTIVES)
 
     def supports(self, case: Case) -> bool:
-        """True if prepare() supports this case."""
+        """Returns True if prepare() supports this case."""
         return case.collective.name in self.collectives and case.dtype in self.dtypes
 
     @abstractmethod
     def prepare(self, x: Operand) -> Run:
-        """Returns a function that runs the collective; allreduce and broadcast run in place."""
+        """Returns a function that runs the collective. allreduce and broadcast run in place."""
 
     def close(self) -> None:  # noqa: B027 (nothing to end is the common case)
-        """Releases resources. Collective."""
+        """Releases resources. This is a collective."""
 
 
 class FarandolePeer(Peer):
-    """farandole's neutral calls."""
+    """farandole's framework-neutral calls."""
 
     name = "farandole"
 
@@ -64,13 +63,13 @@ class ZeroCopyPeer(FarandolePeer):
     name = "zerocopy"
 
     def prepare(self, x: Operand) -> Run:
-        """Allocates the operand's array by empty(); returns a function that runs the collective."""
+        """Allocates the operand's array with empty(). Returns a function that runs the call."""
         x.array = farandole.empty(x.array.size, x.array.dtype)
         return super().prepare(x)
 
 
 class MpiPeer(Peer):
-    """mpi4py on the world's communicator, with buffers."""
+    """mpi4py's calls for buffers on the world's communicator."""
 
     name = "mpi"
     dtypes = ("float32", "float64")
@@ -115,7 +114,7 @@ class GlooPeer(Peer):
             self._join(farandole.rank(), farandole.size(), farandole.cross_size() == 1)
 
     def _join(self, rank: int, size: int, one_host: bool) -> None:
-        """Creates torch's process group at a free port of rank 0; for one host, on loopback."""
+        """Creates torch's process group at a free port of rank 0, on loopback if `one_host`."""
         if one_host:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host = "127.0.0.1" if one_host else socket.gethostname()
@@ -148,14 +147,14 @@ class GlooPeer(Peer):
         return call
 
     def _call(self, name: str, before: str) -> Callable[[Any, Any], Any]:
-        """The function with this name; before torch 2.13, the function with the name `before`."""
+        """Returns the function with this name, or `before`, its name before torch 2.13."""
         call: Callable[[Any, Any], Any] = getattr(self._dist, name, None) or getattr(
             self._dist, before
         )
         return call
 
     def close(self) -> None:
-        """Ends torch's process group if this object has created it. Collective."""
+        """Ends torch's process group if this object has created it. This is a collective."""
         if self._mine:
             self._dist.destroy_process_group()
 

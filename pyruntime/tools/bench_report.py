@@ -34,7 +34,7 @@ _PACKAGES = ("mpi4py", "numpy", "torch")
 
 
 def size_text(nbytes: int) -> str:
-    """Formats bytes: 1536 is "1.5K"."""
+    """Formats a number of bytes. For example, 1536 becomes "1.5K"."""
     for unit, width in (("G", 30), ("M", 20), ("K", 10)):
         if nbytes >= 1 << width:
             return f"{nbytes / (1 << width):.4g}{unit}"
@@ -45,7 +45,10 @@ def size_text(nbytes: int) -> str:
 
 
 def settings() -> dict[str, Any]:
-    """The facts on which results depend: versions, ranks and variables. Collective."""
+    """Returns the facts on which results depend: versions, ranks and variables.
+
+    This is a collective.
+    """
     bound = farandole.allgather_object(len(os.sched_getaffinity(0)))
     found = {"farandole": f"{farandole.__version__}, core {text(lib.farandole_build_id())}"}
     found |= {"MPI": mpi_library().split(",")[0], "python": platform.python_version()}
@@ -96,7 +99,7 @@ def _print(out: PrintLine, cells: Sequence[str]) -> None:
 
 
 def as_json(values: dict[str, Any], results: Sequence[Measurement]) -> str:
-    """Settings and rows as JSON. Times are in seconds, rates in bytes per second."""
+    """Returns settings and rows as JSON. Times are in seconds, rates in bytes per second."""
     rows = [
         {
             "collective": r.case.collective.name,

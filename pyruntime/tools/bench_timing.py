@@ -18,13 +18,13 @@ from farandole.tools.bench_peers import Peer, Run
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 _FEWEST, _MOST = 6, 1000  # limits for the number of calls
-_BYTES = 5e8  # the calls of one case shall move so many bytes in all
-_ROUNDS = 3  # fewest turns per peer
+_BYTES = 5e8  # number of bytes that the calls of one case should move in all
+_ROUNDS = 3  # smallest number of turns per peer
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of one peer in one case. Each time is one call's, averaged over the ranks."""
+    """The result of one peer in one case. Each time is one call's time, averaged over the ranks."""
 
     case: Case
     peer: str
@@ -33,17 +33,17 @@ class Measurement:
 
     @property
     def minimum(self) -> float:
-        """Seconds of the fastest call."""
+        """Time of the fastest call, in seconds."""
         return float(self.seconds[0])
 
     @property
     def median(self) -> float:
-        """Median seconds of a call."""
+        """Median time of a call, in seconds."""
         return float(np.median(self.seconds))
 
     @property
     def p99(self) -> float:
-        """99th percentile of a call's seconds."""
+        """99th percentile of a call's time, in seconds."""
         return float(np.quantile(self.seconds, 0.99))
 
     @property
@@ -53,13 +53,15 @@ class Measurement:
 
     @property
     def busbw(self) -> float:
-        """Bus bandwidth as nccl-tests defines it, comparable between numbers of ranks."""
+        """Bus bandwidth as nccl-tests defines it. It is comparable between numbers of ranks."""
         return self.algbw * self.case.collective.bus(self.case.size)
 
 
 def init_or_explain() -> None:
-    """Calls init() for a command. If a setting is invalid, raises FarandoleError, which the command
-    prints without a traceback."""
+    """Calls init() for a command.
+
+    If a setting is invalid, raises FarandoleError, which the command prints without a traceback.
+    """
     try:
         farandole.init()
     except ValueError as reason:
@@ -67,9 +69,10 @@ def init_or_explain() -> None:
 
 
 def is_refused(command: str, why: Callable[[], str]) -> bool:
-    """If `why()` returns a reason on rank 0, prints it, shuts down and returns True. Collective.
+    """If `why()` returns a reason on rank 0, prints it, shuts down and returns True.
 
-    `why` checks, before the work, whether rank 0 can write a file that the command will write.
+    This is a collective. `why` checks, before the work, whether rank 0 can write a file that the
+    command will write.
     """
     refused = farandole.broadcast_object(why() if farandole.rank() == 0 else "", 0)
     if refused:
@@ -80,14 +83,14 @@ def is_refused(command: str, why: Callable[[], str]) -> bool:
 
 
 def calls_for(nbytes: int) -> int:
-    """Number of calls of this size that gives a steady median in acceptable time."""
+    """Returns the number of calls of this size that gives a steady median in acceptable time."""
     return int(min(_MOST, max(_FEWEST, _BYTES / max(nbytes, 1))))
 
 
 def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Measurement]:
-    """Times at least `calls` calls of each peer that supports the case. Collective.
+    """Times at least `calls` calls of each peer that supports the case.
 
-    Peers alternate: in each turn, every peer makes some of its calls.
+    This is a collective. Peers alternate. In each turn, every peer makes some of its calls.
     """
     peers = [peer for peer in peers if peer.supports(case)]
     operands = [Operand(case) for _ in peers]
@@ -100,7 +103,7 @@ def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Measurement]:
         for i in (*range(turn, len(peers)), *range(turn)):
             operands[i].fill()
             wrong[i] += operands[i].wrong(runs[i]())
-            times[i] += timed(runs[i], batch)[0]  # not checked: in-place sums grow to infinity
+            times[i] += timed(runs[i], batch)[0]  # unchecked, as in-place sums grow to infinity
         turn = (turn + 1) % len(peers)
     del runs
     return [
@@ -112,7 +115,10 @@ def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Measurement]:
 
 
 def timed(run: Run, calls: int, meet: Callable[[], None] = farandole.barrier) -> Any:
-    """(seconds of each call, last output). A first call synchronizes the ranks and is not timed."""
+    """Returns the seconds of each call, and the last output.
+
+    A first call synchronizes the ranks and is not timed.
+    """
     seconds = []
     gc.collect()
     gc.disable()
@@ -127,5 +133,5 @@ def timed(run: Run, calls: int, meet: Callable[[], None] = farandole.barrier) ->
 
 
 def everywhere(values: Sequence[float]) -> Seconds:
-    """The values of all ranks, one row per rank. Collective."""
+    """Returns the values of all ranks, one row per rank. This is a collective."""
     return np.asarray(farandole.allgather(np.array([values], np.float64)))

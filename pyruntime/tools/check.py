@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole check`: compares every collective, dtype and op with the result of NumPy.
+"""`farandole check` compares every collective, dtype and op with NumPy's result.
 
-Each rank computes the inputs of all ranks, so it knows what it must receive.
+Each rank computes the inputs of all ranks, so that it knows which data it must receive.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ DTYPES = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
 DTYPES += ["float16", "float32", "float64", "complex64", "complex128", "bool"]
 _UFUNCS = {"Sum": np.add, "Min": np.minimum, "Max": np.maximum, "Product": np.multiply}
 _OPS = {"b": ["Min", "Max", "Product", ""], "c": ["Sum", "Average", ""]}  # key: kind of dtype
-_COUNTS = (7, 10_007, 200_003)  # elements: a small array, one block, many blocks
-_PERIOD = 1009  # values repeat after so many elements: a prime, so a shift by a block shows
+_COUNTS = (7, 10_007, 200_003)  # numbers of elements: a small array, one block, many blocks
+_PERIOD = 1009  # values repeat after so many elements; a prime, so that a shift by a block shows
 
 
 def _periods(dtype: str, op: str, size: int) -> Array:
-    """One row of values per rank. Values differ by rank and index.
+    """Returns one row of values per rank. Values differ by rank and index.
 
     At each index, only 25 ranks (3 for Min, Max and Product) have a value other than the op's
-    neutral one. So no sum or product overflows int8, and no extreme is the same everywhere.
+    neutral value. Therefore no sum or product overflows int8, and no extreme value is the same at
+    every index.
     """
     kind, random = np.dtype(dtype).kind, np.random.default_rng(57)
     low = 2 if op == "Product" else 0 if kind in "ub" else -4
@@ -50,12 +51,12 @@ def _periods(dtype: str, op: str, size: int) -> Array:
     return (values % 2 if kind == "b" else values).astype(dtype)
 
 
-# (collective, function that starts it, its arguments, expected result)
+# A collective's name, the function that starts it, the arguments, and the expected result.
 _Case = tuple[str, Callable[..., Any], tuple[Any, ...], Array]
 
 
 def _reductions(op: str, every: Array, count: int) -> Iterator[_Case]:
-    """Cases of collectives that have an op, on `count` elements of each rank."""
+    """Yields cases of collectives that have an op, on `count` elements of each rank."""
     if op != "Average":
         one = _UFUNCS[op].reduce(every, axis=0, dtype=every.dtype)
     else:  # integer averages are truncated
@@ -69,7 +70,7 @@ def _reductions(op: str, every: Array, count: int) -> Iterator[_Case]:
 
 
 def _moves(_: str, every: Array, count: int) -> Iterator[_Case]:
-    """Cases of collectives without an op, on about `count` elements in all, in uneven parts."""
+    """Yields cases of collectives without an op, on about `count` elements in uneven parts."""
     rank, size = fd.rank(), len(every)
     root, part = count % size, max(1, count // size)
     splits = np.add.outer(np.arange(size), np.arange(size)) % 3 * part  # sender, receiver
@@ -84,7 +85,7 @@ def _moves(_: str, every: Array, count: int) -> Iterator[_Case]:
 
 
 def _wrong(op: str, got: Array, right: Array) -> str:
-    """Describes how a result is wrong; "" if it is right."""
+    """Returns a description of a wrong result, or "" if the result is right."""
     if (got.dtype, got.shape) != (right.dtype, right.shape):
         return f"{got.dtype} {got.shape} instead of {right.dtype} {right.shape}"
     differs = got != right
@@ -104,9 +105,10 @@ def compared(
     put: Callable[[Array], Any] = np.array,
     get: Callable[[Any], Array] = np.asarray,
 ) -> Iterator[tuple[str, str, str]]:
-    """Yields (collective, op, fault on this rank or "") for each call. Collective.
+    """Yields, for each call, the collective, the op, and the fault on this rank or "".
 
-    `put` copies an array to the memory called `where`, and `get` copies it back.
+    This is a collective. `put` copies an array to the memory called `where`, and `get` copies it
+    back.
     """
     for op in _OPS.get(np.dtype(dtype).kind, [*_UFUNCS, "Average", ""]):
         every, more = _periods(dtype, op, fd.size()), {"op": getattr(fd, op)} if op else {}

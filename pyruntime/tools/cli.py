@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `farandole`: parses arguments and runs a subcommand. Installed as a script; also run
-by `python -m farandole`."""
+"""The command `farandole`, which parses arguments and runs a subcommand.
+
+It is installed as a script, and `python -m farandole` runs it as well.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from farandole.start import unmet
 from farandole.tools import bench, check, doctor, settings, tune
 from farandole.tools import run as launch
 
-_UNREAD, _INTERRUPTED = 141, 130  # exit codes by which shells report SIGPIPE and SIGINT
+_UNREAD, _INTERRUPTED = 141, 130  # exit codes with which shells report SIGPIPE and SIGINT
 _Run = Callable[[argparse.Namespace], int]
 _Declare = Callable[[argparse.ArgumentParser], None]
 _COMMANDS: dict[str, tuple[_Run, _Declare, str]] = {
@@ -43,7 +45,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser with all subcommands. docs/ shows its help."""
+    """Returns the parser with all subcommands. docs/ shows the parser's help."""
     layout = argparse.RawDescriptionHelpFormatter
     text = "Allreduce for data-parallel training under mpirun."
     whole = argparse.ArgumentParser("farandole", None, text, _EXAMPLES, formatter_class=layout)
@@ -69,12 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(options.run(options))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # e.g. `head` has ended; the exit must flush nothing
+    except BrokenPipeError:  # for example, `head` has ended; the exit must not flush anything
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except (OSError, ImportError, farandole.FarandoleError, ValueError) as reason:
         if isinstance(reason, ValueError) and not is_from_core(reason):
-            raise  # a bug, not a wrong setting
+            raise  # the error is a bug, and not a wrong setting
         print(f"farandole {options.command}: {error_text(reason)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

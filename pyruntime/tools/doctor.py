@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole doctor`: checks this machine, and prints problems with remedies.
+"""`farandole doctor` checks this machine, and prints problems with remedies.
 
-Under mpirun, every rank checks its process, all ranks test every backend together, and rank 0
+Under mpirun, every rank checks its own process, all ranks together test every backend, and rank 0
 prints one list.
 """
 
@@ -97,9 +97,10 @@ def _merged(everyone: list[list[Finding]]) -> list[_Row]:
 
 
 def _report(rows: list[_Row], size: int, whole: bool) -> int:
-    """Prints problems, worst first, then the passed checks: on one line, or, if `whole`, one each.
+    """Prints problems, the worst first, then the passed checks.
 
-    Returns 1 if there is an error, else 0.
+    If `whole` is True, prints a line for each passed check, otherwise one line for all. Returns 1
+    if there is an error, else 0.
     """
     passed = [row for row in rows if row.finding.level is Level.OK]
     for row in sorted(rows, key=lambda row: -row.finding.level):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The self tests of `farandole doctor`: every collective on every backend.
+"""The self tests of `farandole doctor`, which run every collective on every backend.
 
-Each test is a generator of findings and collective: all ranks run the same tests.
+Each test is a generator of findings. It is a collective, so all ranks run the same tests.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class _Arrays:
 
 
 def _shm_backend(timeout: float) -> Iterator[Finding]:
-    """Tests CPU tensors: shared memory within a host, the wire between hosts."""
+    """Tests CPU tensors, which use shared memory within a host and the network between hosts."""
     yield from _self_test("CPU", _Arrays(np.array, np.asarray), timeout)
 
 
 def _gpu_backend(timeout: float) -> Iterator[Finding]:
-    """Tests GPU tensors, if every rank has a GPU and a library with arrays on it."""
+    """Tests GPU tensors, if every rank has a GPU and a library for arrays on GPUs."""
     import farandole as fd
 
     arrays = _on_gpu(fd.local_rank())

@@ -24,10 +24,11 @@ from farandole.start import system_calls
 from farandole.start.launchers import launcher
 
 _MB = 1 << 20
-_STAGING = 64 * _MB  # bytes per rank: enough for staging, control and a small model's arena
-_FEW_FILES = 256  # file descriptors: two per peer on the host, and those of Python and MPI
-_OLDEST_NCCL = 21400  # csrc/lib/gpu/nccl.h
-_COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CUdevice_attribute
+_STAGING = 64 * _MB  # bytes per rank, enough for staging, control and a small model's arena
+# Number of file descriptors. Two per peer on the host are needed, and those of Python and MPI.
+_FEW_FILES = 256
+_OLDEST_NCCL = 21400  # see csrc/lib/gpu/nccl.h
+_COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # values of CUdevice_attribute
 
 
 class Level(IntEnum):
@@ -40,7 +41,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table. `remedy` is "" if the user need do nothing."""
+    """One line of the table. `remedy` is "" if the user need not do anything."""
 
     name: str
     level: Level
@@ -52,22 +53,22 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def ok(name: str, text: str) -> Finding:
-    """A finding without a problem."""
+    """Returns a finding without a problem."""
     return Finding(name, Level.OK, text)
 
 
 def warning(name: str, text: str, remedy: str) -> Finding:
-    """A finding about something that makes farandole slower or less robust."""
+    """Returns a finding about a problem that makes farandole slower or less robust."""
     return Finding(name, Level.WARNING, text, remedy)
 
 
 def error(name: str, text: str, remedy: str) -> Finding:
-    """A finding about something with which farandole does not work."""
+    """Returns a finding about a problem with which farandole does not work."""
     return Finding(name, Level.ERROR, text, remedy)
 
 
 def read(path: str) -> str:
-    """The text of a file, without blanks at both ends; "" if the file can't be read."""
+    """Returns a file's text without surrounding blanks, or "" if the file cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -75,7 +76,7 @@ def read(path: str) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The first three numbers in a version."""
+    """Returns the first three numbers in a version."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
@@ -171,7 +172,7 @@ def _limits() -> Iterator[Finding]:
 def _cores() -> Iterator[Finding]:
     all_cores, mine = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     ranks = launcher().place.get("LOCAL_WORLD_SIZE", 1)
-    shared = all_cores if mine == 1 else mine  # ranks bound to one core each share all
+    shared = all_cores if mine == 1 else mine  # ranks that are bound to one core each share all
     if mine == 1 and all_cores // ranks > 1:
         text = f"all threads of this process are bound to one core of {all_cores}"
         yield warning("cores", text, "mpirun --bind-to none (or --bind-to socket)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `farandole doctor` between ranks and between hosts: MPI, launcher and network."""
+"""The checks of `farandole doctor` that concern several hosts: MPI, launcher and network."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from farandole.installed import addresses, loaded_mpi, mpi_library, version
 from farandole.start.families import FAMILIES, UNKNOWN, family
 from farandole.tools.doctor_checks import Check, Finding, error, numbers, ok, read, warning
 
-_SECONDS = 20  # limit for `mpirun --version`
+_SECONDS = 20  # time limit for `mpirun --version`
 _OPEN_MPI, _CRAY, _MPICH = FAMILIES
-# (pattern for a launcher's version text, families of MPI whose ranks this launcher can start)
+# Each row has a pattern for a launcher's version text, and the families of MPI whose ranks this
+# launcher can start.
 _STARTERS = (
     (r"Open MPI\)?\D*(\d+(?:\.\d+)+)", (_OPEN_MPI,)),
     (r"(?:HYDRA|Intel)\D*(\d+(?:\.\d+)+)", (_MPICH, _CRAY)),
@@ -46,7 +47,7 @@ def _mpi() -> Iterator[Finding]:
 
 
 def _library(library: str) -> Finding:
-    """The MPI that mpi4py has loaded, and whether the core can call it."""
+    """Returns a finding about the MPI that mpi4py has loaded. It says if the core can call it."""
     mpi, kind = loaded_mpi(), family(library)
     text = f"{'unknown family' if kind is UNKNOWN else kind.name}: {library}"
     if mpi is None:
@@ -113,7 +114,10 @@ def _network() -> Iterator[Finding]:
 
 
 def _speed(interface: str) -> str:
-    """The interface's speed as text. The kernel reports -1 or fails if the driver can't tell."""
+    """Returns the interface's speed as text.
+
+    If the driver does not know the speed, the kernel reports -1 or fails.
+    """
     speed = read(f"/sys/class/net/{interface}/speed")
     return f"{int(speed) / 1000:g} Gbit/s" if speed.isdecimal() and int(speed) else "speed unknown"
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole run`: builds the mpirun, mpiexec or srun command that fits this machine, then becomes
-that program. With --elastic, it supervises the job itself."""
+"""`farandole run` builds the mpirun, mpiexec or srun command that fits this machine.
+
+It then becomes that program. With --elastic, it supervises the job itself.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ examples:
 of horovodrun that apply here, and says why it refuses the others.
 """
 
-# horovodrun's options that stand for settings: option -> (Horovod's variable, unit suffix, meaning)
+# horovodrun's options that stand for settings. Each has Horovod's variable, a suffix for the unit,
+# and a meaning.
 _SETTINGS = {
     "--fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", "M", "most MB of tensors in one bucket"),
     "--cache-capacity": ("HOROVOD_CACHE_CAPACITY", "", "most tensor names in the cache"),
@@ -181,7 +184,10 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def _elastic_options(options: argparse.Namespace, job: Job) -> ElasticOptions | None:
-    """Options of an elastic job; None for other jobs. Raises ValueError for wrong options."""
+    """Returns the options of an elastic job, or None for other jobs.
+
+    Raises ValueError if options are wrong.
+    """
     script, least, most = options.host_discovery_script, options.min_np, options.max_np
     if not (options.elastic or script or least or most):
         for name in _OF_ELASTIC:
@@ -265,8 +271,8 @@ def run(options: argparse.Namespace) -> int:
 def _answer_interrupts(launcher: str) -> None:
     """Starts a process that answers Ctrl-C, because launchers end all ranks silently.
 
-    That process is not the launcher's child, because the launcher would count it as a rank. It ends
-    together with the launcher.
+    The process is not the launcher's child, because the launcher would count a child as a rank. The
+    process ends together with the launcher.
     """
     try:
         launcher_fd = system_calls.pidfd_open(os.getpid())  # execve keeps the process id
@@ -335,7 +341,10 @@ def job_of(options: argparse.Namespace) -> Job:
 
 
 def _check_program(command: Sequence[str], ranks: int) -> None:
-    """Raises ValueError if this machine can't execute the command. The launcher's error is long."""
+    """Raises ValueError if this machine cannot execute the command.
+
+    The launcher's own error would be long.
+    """
     program = command[0]
     if shutil.which(program):
         return
@@ -350,7 +359,10 @@ def _check_program(command: Sequence[str], ranks: int) -> None:
 
 
 def _environment(options: argparse.Namespace) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns (variables to set, names to forward), from -x and the options that set variables."""
+    """Returns the variables to set and the names to forward.
+
+    They come from -x and from the options that set variables.
+    """
     ours = {v.alias: v.name for v in farandole.config() if v.alias}
     settings = {}
     for option, (variable, unit, _) in _SETTINGS.items():

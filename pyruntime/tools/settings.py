@@ -63,7 +63,7 @@ def _lines(variable: Variable, width: int) -> list[str]:
 
 
 def shown(variable: Variable) -> str:
-    """Formats the value with its unit: `32M`, `10 s`."""
+    """Formats the value with its unit, such as `32M` or `10 s`."""
     value = variable.value
     if variable.unit == "bytes":
         number = int(value)

@@ -92,7 +92,7 @@ def _verdict(found: SearchResult, least: float) -> str:
 
 
 def file_text(settings: Sequence[Setting], found: SearchResult, ranks: int) -> str:
-    """The text of the file, with the measurements as comments."""
+    """Returns the text of the file, with the measurements as comments."""
     today = datetime.datetime.now(datetime.timezone.utc).date()
     lines = [
         f"# farandole {farandole.__version__} tune, {today}: {ranks} ranks on "

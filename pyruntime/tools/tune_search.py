@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search of `farandole tune`. It chooses the settings one after another, by timing the values
-of each in turns."""
+"""The search of `farandole tune`.
+
+It chooses the settings one after another. For each setting, it times all values in turns.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,21 @@ import farandole
 from farandole.output import PrintLine
 from farandole.tools.bench_timing import everywhere
 
-Setting = tuple[str, str]  # (variable, value)
-KNOBS = {  # variable -> values to try
+Setting = tuple[str, str]  # a variable and its value
+KNOBS = {  # the values to try for each variable
     "FARANDOLE_BLOCK_BYTES": ("128K", "256K", "512K", "1M", "2M"),
     "FARANDOLE_STAGING_SLOTS": ("2", "4", "8"),
     "FARANDOLE_FUSION_THRESHOLD": ("4M", "16M", "32M", "64M", "128M"),
 }
-# Sizes in bytes of what is timed: one large call, one medium call, and many gradients at once.
+# Sizes in bytes of the tensors in the timed calls: one large call, one medium call, and many
+# gradients at once.
 _LARGE, _MIDDLE, _GRADIENT = 16 << 20, 1 << 20, 256 << 10
 _GRADIENTS = 160  # number of gradients
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best settings, or none for the defaults, and the share of time that they save."""
+    """The best settings, and the share of time that they save. No settings means the defaults."""
 
     settings: tuple[Setting, ...]
     gain: float
@@ -39,7 +42,7 @@ class SearchResult:
 def search(turns: int, out: PrintLine) -> SearchResult:
     """Chooses the settings one after another, then compares the choice with the defaults once more.
 
-    Collective, before init(). All ranks return the same result.
+    This is a collective. Call it before init(). All ranks return the same result.
     """
     best: tuple[Setting, ...] = ()
     for name, values in KNOBS.items():
@@ -64,9 +67,10 @@ def _words(settings: Sequence[Setting]) -> str:
 def _ratios(
     base: tuple[Setting, ...], trials: Sequence[tuple[Setting, ...]], turns: int
 ) -> list[float]:
-    """Times of the trials, divided by the time of `base`, as medians over turns. Collective.
+    """Returns the trials' times, divided by the time of `base`, as medians over the turns.
 
-    Each turn measures all settings, every second turn in reverse order.
+    This is a collective. Each turn measures all settings. Every second turn does so in reverse
+    order.
     """
     found: list[list[float]] = [[] for _ in trials]
     for turn in range(turns):
@@ -99,7 +103,7 @@ def _in_force(settings: Sequence[Setting]) -> Iterator[None]:
 
 
 def _measure(settings: Sequence[Setting]) -> Any:
-    """Median seconds of each workload, on the slowest rank. Collective."""
+    """Returns the median seconds of each workload on the slowest rank. This is a collective."""
     with _in_force(settings):
         rank, size = farandole.rank(), farandole.size()
         large, middle = (np.full(n // 4, rank + 1, np.float32) for n in (_LARGE, _MIDDLE))
@@ -123,7 +127,10 @@ def _measure(settings: Sequence[Setting]) -> Any:
 
 
 def _median(call: Callable[[], None], times: int) -> float:
-    """Median seconds of a call. A first call, which synchronizes the ranks, does not count."""
+    """Returns the median seconds of a call.
+
+    A first call, which synchronizes the ranks, does not count.
+    """
     call()
     seconds = []
     for _ in range(times):
