@@ -293,7 +293,8 @@ def load(promised: int, seconds: float) -> Any:
     """Initialises MPI and returns mpi4py's MPI.
 
     MPI_Init waits for `promised` ranks. After `seconds`, the core's watchdog ends the process and
-    prints an error. Raises LibraryError, and ImportError if there is no MPI.
+    prints an error. Raises LibraryError, PeerError if a rank has ended, and ImportError if there is
+    no MPI.
     """
     loaded = "mpi4py.MPI" in sys.modules
     limits.check_files()
@@ -307,6 +308,8 @@ def load(promised: int, seconds: float) -> Any:
         others = {} if loaded or promised < 2 else siblings.Siblings().wait_for_birth()
         with _bounded(seconds, promised, loaded, others), home_for_mpi(), safe_working_folder():
             from mpi4py import MPI
+    except FarandoleError:  # a RuntimeError that does not mean that MPI is missing
+        raise
     except (ImportError, RuntimeError) as reason:
         raise ImportError(str(reason)) from reason
     if ours:

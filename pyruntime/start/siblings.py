@@ -22,6 +22,7 @@ from farandole.start.launchers import TORCHRUN
 
 _BIRTH = 5.0  # seconds within which a launcher starts all its processes
 _PAUSE = 0.5  # seconds between two checks
+_EXITING = 4  # PF_EXITING of the kernel
 _JOB = launchers.names("job")
 
 
@@ -29,13 +30,14 @@ class Process(NamedTuple):
     """A process's entry in /proc."""
 
     state: str  # T means stopped, t stopped by a debugger, and Z and X ended
+    flags: int  # the kernel's PF_ flags
     parent: int
     start: str  # clock ticks after boot
 
     @property
     def ended(self) -> bool:
-        """True if the process has ended but its parent has not asked for the exit code yet."""
-        return self.state in "ZX"
+        """True if the process is ending, or its parent has not asked for the exit code yet."""
+        return self.state in "ZX" or bool(self.flags & _EXITING)
 
 
 class Siblings:
@@ -99,18 +101,22 @@ class Siblings:
                 raise PeerError(died(dead))
             own = os.getpid()
             pids = {rank: pid for rank, (pid, _) in self._seen.items() if pid != own}
-            if not self._seen or self._expected <= set(self._seen):
+            visible = bool(self._seen)  # this rank sees at least itself
+            if visible and self._expected <= set(self._seen):
                 return pids
+            if not visible and (not self._launcher or time.monotonic() > self._began + _PAUSE):
+                return {}
             time.sleep(_PAUSE / 10)
 
     def _look(self, children: Callable[[int], Iterable[int]]) -> dict[int, tuple[int, str]] | None:
         """Returns pid and start time of living ranks, by rank, or None if they are not visible."""
         found = {}
         for pid in children(self._launcher):
-            process, words = stat(pid), _environment(pid)
+            words = _environment(pid)
+            process = stat(pid)  # read last, because an ending process loses its environment
             if process is None or process.ended:
                 continue
-            if not words:  # the process's environment cannot be read
+            if not words:  # it cannot be read, or the process is just starting its program
                 return None
             rank = words.get(self._variable, "")
             if rank.isdecimal() and all(words.get(k) == self._own.get(k) for k in _JOB):
@@ -157,7 +163,7 @@ def stat(pid: int) -> Process | None:
         # The name may have been cut within a character.
         text = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode()
         fields = text.split()
-        return Process(fields[0], int(fields[1]), fields[19])
+        return Process(fields[0], int(fields[6]), int(fields[1]), fields[19])
     return None
 
 

@@ -95,6 +95,7 @@ def test_a_rank_that_dies_when_the_others_call_init(mpi_ranks) -> None:
     words = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
     result = mpi_ranks(FIFO + ULFM, 3, PATIENT, mpi_args=words).finish(PATIENCE)
     assert re.search(ENDED, result.out), result.out
+    assert "LibraryError" not in result.out, result.out
 
 
 STOPPED = """
