@@ -84,7 +84,7 @@ class AdasumOptimizer(ReducingOptimizer):
     def _reduces(self) -> bool:
         return True
 
-    # Makes GradScaler.step() call step() on all ranks, where step() raises an error.
+    # Makes GradScaler.step() call this optimizer's step() on every rank, so that all get its error.
     _step_supports_amp_scaling = True
 
     def skip_synchronize(self) -> NoReturn:

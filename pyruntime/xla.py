@@ -15,8 +15,10 @@ _capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
 
 
 def collective_handlers() -> dict[str, Any]:
-    """Returns, by XLA platform, a capsule that holds a handler's address, for
-    jax.ffi.register_ffi_target()."""
+    """Maps each XLA platform to a capsule that holds its handler's address.
+
+    The capsules are meant for jax.ffi.register_ffi_target().
+    """
     names = {"cpu": "farandole_xla_collective", "CUDA": "farandole_xla_collective_on"}
     found = {platform: ffi.addressof(lib, name) for platform, name in names.items()}
     return {key: _capsule(int(ffi.cast("uintptr_t", x)), None, None) for key, x in found.items()}

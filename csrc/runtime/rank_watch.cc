@@ -13,7 +13,8 @@
 namespace farandole {
 namespace {
 
-// A waiting rank checks four times within the shorter limit.
+// A waiting rank looks for stalls four times within the shorter of the two limits, FARANDOLE_STALL_WARN and
+// FARANDOLE_STALL_ABORT.
 RankWatch::Patience patience_of(const Config& config, const Topology& topology) {
   RankWatch::Patience patience{nanoseconds(config.stall_warn).count(),
                                nanoseconds(config.stall_abort).count(), 0, topology.rank != 0};

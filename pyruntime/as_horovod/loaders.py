@@ -77,9 +77,9 @@ class _Reader:
 
 
 class AsyncDataLoaderMixin:
-    """Mixin that reads batches ahead on a thread, as in class Loader(AsyncDataLoaderMixin,
-    MyLoader).
+    """Mixin that reads batches ahead on a thread.
 
+    Usage: `class Loader(AsyncDataLoaderMixin, MyLoader)`.
     Errors of the loader are raised on the consumer's thread.
     """
 

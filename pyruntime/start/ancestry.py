@@ -51,7 +51,10 @@ def _launcher_values() -> str:
 
 
 def claim() -> None:
-    """Marks this process as a rank, for its children. Does nothing without a launcher."""
+    """Marks this process as a rank in the environment, where its children look for the mark.
+
+    Does nothing without a launcher.
+    """
     if values := _launcher_values():
         os.environ[RANK_PROCESS] = f"{_this_process()} {values}"
 

@@ -47,7 +47,7 @@ def job_secret() -> bytes:
 
 
 def remedy() -> str:
-    """Returns the remedy that errors name, which says how to give a secret to a job."""
+    """Returns the remedy for error messages: how to give a secret to a job."""
     path, where = usual_file(_FILE), f"that {SECRET_FILE} names"
     if path is not None:
         where = (

@@ -92,7 +92,7 @@ class Server:
         self._listeners = listeners
         self._pending: dict[Client, None] = {}  # in the order of arrival
         self._clients: dict[Client, None] = {}
-        # True if the server accepts clients now, and otherwise the time when it resumes.
+        # If the server does not accept clients now, _resumes is the time when it does again.
         self._accepts, self._resumes = False, 0.0
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()

@@ -269,7 +269,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _answer_interrupts(launcher: str) -> None:
-    """Starts a process that answers Ctrl-C, because launchers end all ranks silently.
+    """Starts a process that reports Ctrl-C, because launchers end all ranks without a message.
 
     The process is not the launcher's child, because the launcher would count a child as a rank. The
     process ends together with the launcher.

@@ -315,7 +315,8 @@ void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
   int member = set->member_of(from);
   if (set->joined.empty()) set->joined_since_ns = now_ns;
   bool again = !set->joined.insert(member);
-  // Once a rank has left, joins end early. A rank may then join again before it has read the end of its first join.
+  // Once a rank has left, joins end early. A rank may then join again before it has
+  // read the log entry that ends its first join.
   if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
   stalls_.heard(from, now_ns);

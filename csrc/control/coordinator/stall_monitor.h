@@ -80,7 +80,8 @@ class StallMonitor {
   // Returns facts about one rank that is missing in `call`.
   std::string standing_of(Rank rank, const WaitingCall& call, const std::vector<WaitingCall>& all,
                           int64_t now_ns) const;
-  // Facts and stack of a rank that is missing in calls. The text consists of indented lines, each after a newline.
+  // Facts about a rank that other ranks wait for, and its stack. The text consists of indented lines, each after a
+  // newline.
   struct WarningPart {
     std::string text;
     std::string kept;  // see kept_of()

@@ -40,8 +40,8 @@ class Aggregator {
   // ascending order. `gathers_above` is true if the host above has an Aggregator.
   Aggregator(int size, std::vector<Rank> below, bool gathers_above = false);
 
-  // `ranks` are the ranks that report. If it is empty, all members of the call's set in `child` report. `child` is the
-  // branch of a child (HostTree).
+  // `ranks` are the ranks that report. If `ranks` is empty, every rank in `child` that is a member of the call's set
+  // reports. `child` lists the ranks of the branch (HostTree) from which the report came.
   void receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child, ByteView report,
                int64_t now_ns);
   void receive(Rank from, ByteView report, int64_t now_ns) { receive({from}, {}, report, now_ns); }

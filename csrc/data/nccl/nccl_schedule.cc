@@ -181,8 +181,7 @@ void NcclSchedule::plan_packed(std::span<const Reduction> some) {
   calls.push_back(call_of(*some.front().part, form, buffer, buffer, bytes / size_of(form.type)));
 }
 
-// Uses scratch memory if NCCL cannot write to the output, because there is no output, because the types differ, or
-// because the output overlaps the input.
+// Uses scratch memory if NCCL cannot write to the output: there is none, the types differ, or it overlaps the input.
 void NcclSchedule::plan_reducescatter(const Reduction& one) {
   const NcclForm& form = one.form;
   const Part& part = *one.part;

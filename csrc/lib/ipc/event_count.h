@@ -40,8 +40,8 @@ class alignas(64) EventCount {
   std::atomic<uint32_t> flags_{0};
 };
 
-// File descriptors through which this process wakes the threads of a rank to which other hosts can send. Such threads
-// sleep in a Poller. The threads of any other rank sleep on the word itself.
+// If other hosts can send to a rank, the rank's threads sleep in a Poller, and this process wakes them through these
+// file descriptors. The threads of any other rank sleep on the futex word.
 struct Bells {
   std::array<int, Poller::kBells> fds = {-1, -1};
   Poller* poller = nullptr;  // null if the sleepers belong to another process

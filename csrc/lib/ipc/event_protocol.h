@@ -66,7 +66,8 @@ bool try_drive(State& state) {
   return (state.set_flags(kDriven) & kDriven) == 0;
 }
 
-// Clears kDriven before checking for work: a notifier that saw kDriven woke no thread, except perhaps this driver.
+// Clears kDriven before it checks for work. A notifier that saw kDriven may have woken nobody, so a check before the
+// flag is cleared could miss that notifier's work.
 template <class State, class Predicate>
 void stop_driving(State& state, Predicate&& has_work) {
   state.clear_flags(kDriven);

@@ -47,7 +47,7 @@ std::optional<PidFd> PidFd::open(pid_t pid, uint64_t start_time) {
     if (errno == ENOSYS || errno == EPERM) return std::nullopt;
     throw_system_error("cannot watch process " + std::to_string(pid), errno);
   }
-  // Checked after opening, because before that the number may have passed to another process.
+  // Checked after opening, because until then the kernel may have given this PID to another process.
   if (process_start_time(pid) != start_time || opened.exited()) throw_gone(pid);
   return opened;
 }

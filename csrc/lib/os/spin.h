@@ -12,10 +12,10 @@
 namespace farandole {
 
 // A thread polls and yields in turns while it is alone on its core. A long yield shows that another thread wants the
-// core. This thread then sleeps without polling, this time and the next few times. Each polling thread has its own
-// object. If ranks share cores, a caller yields after each look, because the peer for which it waits may need this
-// core, and yielding costs less than sleeping. In that case, only a yield that takes much longer than a peer's part in
-// a small call counts as long.
+// core. The polling thread then sleeps in this wait and in the next few waits, without polling. Each polling thread has
+// its own object. If ranks share cores, a caller yields after each look, because the peer for which it waits may need
+// this core, and yielding costs less than sleeping. In that case, a yield counts as long only if it takes much longer
+// than a peer needs for its share of a small call.
 class Spin {
  public:
   // A caller has nothing else to do. The background thread, however, takes a core that the program may need. The

@@ -25,7 +25,8 @@ Request name_of_request(const farandole_request& raw);
 // Returns a text such as "allreduce 'x'".
 std::string title_of(const Request& request);
 
-// Returns the set of a request. Throws Error(kInvalidArgument) if this rank is not a member of the set or has joined.
+// Returns the set of a request. Throws Error(kInvalidArgument) if this rank is not a member of the set, or has called
+// join() on it.
 const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 
 // Makes one call of these tensors. If `count` is 0, the call is an empty group, whose name is in raw[0]. Throws
