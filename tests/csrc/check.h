@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <concepts>
 #include <functional>
 #include <limits>
@@ -35,6 +36,25 @@ struct Skipped : std::runtime_error {
 struct Registration {
   Registration(const char* name, void (*body)());
 };
+
+// Replaces each number of ten or more digits, such as a time in nanoseconds, with N.
+inline std::string without_clocks(std::string_view text) {
+  constexpr size_t kShortest = 10;
+  std::string kept;
+  while (!text.empty()) {
+    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    if (digits >= kShortest) {
+      kept += 'N';
+    } else {
+      kept += text.substr(0, digits);
+    }
+    text.remove_prefix(digits);
+    const size_t others = std::min(text.find_first_of("0123456789"), text.size());
+    kept += text.substr(0, others);
+    text.remove_prefix(others);
+  }
+  return kept;
+}
 
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
-#include <regex>
 #include <thread>
 
 #include "base/clock.h"
@@ -206,6 +205,15 @@ const char* const kPage =
 {"t":N,"kind":"launched","set":2,N,"bytes":16,"seq":0,"bucket":10,"value":1}
 ]})json";
 
+// Replaces each member of this name with N.
+std::string without(std::string text, const std::string& name) {
+  const std::string key = "\"" + name + "\":";
+  for (size_t at = text.find(key); at != std::string::npos; at = text.find(key, at)) {
+    text.replace(at, text.find(',', at) - at, "N");
+  }
+  return text;
+}
+
 // All that a page may hold, each number of it different.
 TEST(a_page_is_written_down_whole) {
   Memory memory(2, 5);
@@ -237,8 +245,8 @@ TEST(a_page_is_written_down_whole) {
   recorder.late(3, -1);
   Json json;
   write_flight(json, memory.flight, 1, FlightPage::kEvents, "asked");
-  const std::regex changing("\"thread\":[0-9]+|\"host\":\"[^\"]*\"|[0-9]{10,}");
-  CHECK_EQ(std::regex_replace(std::string(json.text()), changing, "N"), kPage);
+  const std::string seen = without(without(std::string(json.text()), "thread"), "host");
+  CHECK_EQ(check::without_clocks(seen), kPage);
 }
 
 // As many handles as a program likes to keep, and more open calls than there is room for.
