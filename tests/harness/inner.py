@@ -43,6 +43,7 @@ class Step:
         self.rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
         self.size = int(os.environ["FARANDOLE_TEST_SIZE"])
         self.folder = Path()  # of the file that is run now
+        self._meetings = 0  # as the outer pytest's server counts them: RendezvousServer.rounds
         self._connection = connect(os.environ["FARANDOLE_TEST_STEP"], self.rank)
 
     def enter(self, folder: Path) -> None:
@@ -57,11 +58,13 @@ class Step:
     def meet(self, text: str) -> list[str]:
         """All ranks' texts, once all have called."""
         answers = exchange(self._connection, text.encode(), _STEP_SECONDS)
+        self._meetings += 1
         return [answer.decode() for answer in answers]
 
     def tell_failure(self, text: str) -> None:
-        """Tell the outer pytest why, and that somebody may wait for this rank in vain."""
-        with (self.folder / f"failed-{self.rank}").open("a") as file:
+        """Tell the outer pytest why, and that somebody may wait for this rank in vain. The file's
+        name holds the meeting that follows, so that nobody mistakes it for a later failure."""
+        with (self.folder / f"failed-{self._meetings}-{self.rank}").open("a") as file:
             file.write(text + "\n")
 
 

@@ -103,19 +103,18 @@ class World:
         """
         folder, last = self.files[path], path == list(self.files)[-1]
         now = time.monotonic()
-        rounds, told, wait_for = self._server.rounds, 0, "a test takes too long"
+        rounds, failed, wait_for = self._server.rounds, False, "a test takes too long"
         test_deadline = now + (self._test_seconds if rounds else START_SECONDS)
         file_deadline = min(now + self._file_seconds, end)
         while last or not self.has_run(path):
             if result := self._job.process.wait(0.05):
                 return result
             now = time.monotonic()
-            before, told = told, sum(path.stat().st_size for path in folder.glob("failed-*"))
             if self._server.rounds != rounds:
                 rounds, test_deadline = self._server.rounds, now + self._test_seconds
-                wait_for = "a test takes too long"
-            elif told != before:
-                test_deadline = now + GRACE_SECONDS
+                failed, wait_for = False, "a test takes too long"
+            if not failed and any(folder.glob(f"failed-{rounds}-*")):
+                failed, test_deadline = True, now + GRACE_SECONDS
                 wait_for = "a rank failed and the others wait"
             if now > min(test_deadline, file_deadline):
                 what = "the file's time is used up" if now > file_deadline else wait_for
