@@ -170,11 +170,13 @@ int32_t farandole_is_own_user(uint32_t user);
 /* Returns the signal for stack reports: FARANDOLE_STACK_SIGNAL if it is set, else a free signal, else 0. Returns
  * -code on failure. */
 int32_t farandole_stack_signal(void);
-/* Prepares stack reports. Call this once per process, before farandole_prepare. `signal` is the signal on which
- * Python writes its stacks to a pipe (0 for none), and `pipe` is the non-blocking read end of that pipe. `folders`
- * is a list of folders separated by ':', whose frames are omitted at the top of a stack. Install Python's handler
- * afterwards. */
-void farandole_stacks(int32_t signal, int32_t pipe, const char* folders);
+/* Prepares stack reports. Call this once per process, before farandole_prepare. `socket` is the end of a pair of Unix
+ * sockets (SOCK_SEQPACKET). A thread of Python answers each byte that arrives at the other end with one message: '1'
+ * if only the main thread runs Python code that may make calls, else '0', then the stacks of all threads, the main
+ * thread's first. `signal` is a signal (0 for none) on which the main thread writes its own stack to a pipe, and
+ * `pipe` is the non-blocking read end of that pipe. The core uses the signal if the thread does not answer. Install
+ * Python's handler afterwards. */
+void farandole_stacks(int32_t socket, int32_t signal, int32_t pipe);
 /* Each of these functions writes a text about this process, one item per line and at most `capacity` bytes, and
  * returns the full length, or -code. They may be called before init(). farandole_mpi writes the file, binary
  * interface and version of the loaded MPI, or an empty text. farandole_addresses writes a line such as `eth0

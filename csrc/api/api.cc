@@ -75,10 +75,10 @@ FARANDOLE_API int32_t farandole_sockets(char* text, int32_t capacity) {
   return negated([&]() -> int32_t { return give(text_of_sockets(), text, capacity); });
 }
 
-FARANDOLE_API void farandole_stacks(int32_t signal, int32_t pipe, const char* folders) {
+FARANDOLE_API void farandole_stacks(int32_t socket, int32_t signal, int32_t pipe) {
   make_harmless(signal);
   std::lock_guard lock(process().mutex);
-  process().stacks = {signal, pipe, folders_of(folders)};
+  process().stacks = {socket, signal, pipe};
 }
 
 FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {

@@ -160,8 +160,8 @@ const Variable kVariables[] = {
      "end of a connection; also used if pidfds are missing)",
      kOwn, &Config::death_watch, one_of("pidfd, socket")},
     {"FARANDOLE_STACK_SIGNAL", "", "-1",
-     "signal on which a rank writes its Python stacks for stall reports; -1: the highest unhandled "
-     "real-time signal; 0: none",
+     "signal on which a rank writes its main thread's stack for stall reports while native code "
+     "holds Python's GIL; -1: the highest unhandled real-time signal; 0: none",
      kOwn, &Config::stack_signal, between(-1, 64)},
     {"FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "warning", "lowest level of messages to print",
      kOwn, &Config::log_level, one_of("trace, debug, info, warning, error, fatal")},

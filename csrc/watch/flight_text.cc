@@ -169,17 +169,20 @@ std::vector<FlightDump> dumps_of(const FlightMemory& memory, std::span<const int
   for (int local : locals) {
     const auto who = identity_of(memory, local);
     if (!who) continue;
+    const int64_t made_ns = epoch_ns();
     Json json;
     write_flight(json, memory, local, FlightPage::kEvents, reason);
-    dumps.emplace_back("flight-rank-" + std::to_string(who->rank) + ".json",
-                       std::string(json.text()) + "\n");
+    dumps.push_back({"flight-rank-" + std::to_string(who->rank) + ".json",
+                     std::string(json.text()) + "\n", made_ns});
   }
   return dumps;
 }
 
 void write_dumps(const std::vector<FlightDump>& dumps, const std::string& folder) {
   make_folder(folder);
-  for (const auto& [name, text] : dumps) write_text_file(folder + "/" + name, text);
+  for (const auto& [name, text, made_ns] : dumps) {
+    write_text_file(folder + "/" + name, text, made_ns);
+  }
 }
 
 FlightView::FlightView(int fd)

@@ -17,11 +17,15 @@ namespace farandole {
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
                   const std::string& reason);
 
-// A dump consists of the name of the file, flight-rank-N.json, and its text.
-using FlightDump = std::pair<std::string, std::string>;
+struct FlightDump {
+  std::string name;  // of the file: flight-rank-N.json
+  std::string text;
+  int64_t made_ns;  // epoch_ns() before the recorder was read
+};
 std::vector<FlightDump> dumps_of(const FlightMemory& memory, std::span<const int> locals,
                                  const std::string& reason);
-// Writes the files to `folder`, atomically. Only this user can read them. Throws Error(kLibrary).
+// Writes the files to `folder`, atomically. Only this user can read them. Two processes may dump the same recorder; the
+// later dump stays. Throws Error(kLibrary).
 void write_dumps(const std::vector<FlightDump>& dumps, const std::string& folder);
 
 // The flight recorders of a host, which any process can read through a descriptor of their memory. The writer may be

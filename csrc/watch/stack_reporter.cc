@@ -4,13 +4,14 @@
 #include <dirent.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
-#include <span>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -26,9 +27,12 @@ namespace {
 constexpr size_t kMaxText = 4000;     // maximum size of a report, in bytes
 constexpr size_t kMaxStacks = 65536;  // bytes to read; the default capacity of a pipe
 constexpr size_t kMaxThreads = 8;     // number of threads whose states are reported
+// Wait for Python's thread. If it does not answer by then, it probably can't: native code holds the GIL.
+constexpr std::chrono::milliseconds kAnswer{300};
 // Longest wait for the first line. The main thread may be in a system call that delays the signal.
 constexpr std::chrono::milliseconds kFirstLine{500};
-// Longest wait for a further line. Python does not mark the end of its output, so a longer pause counts as the end.
+// Longest wait for a further line. faulthandler does not mark the end of its output, so a longer pause counts as the
+// end.
 constexpr std::chrono::milliseconds kNextLine{100};
 
 void do_nothing(int) {}
@@ -40,91 +44,52 @@ bool has_handler(int signal, void (*handler)(int)) {
          (!(action.sa_flags & SA_SIGINFO) && action.sa_handler == handler);
 }
 
-// Waits at most `patience` for bytes. Returns the bytes that have arrived, or "" if there are none.
-std::string read_pipe(int fd, std::chrono::milliseconds patience) {
+// Waits at most `patience` for bytes, or for one message of a socket. Returns "" if none arrive.
+std::string read_within(int fd, std::chrono::milliseconds patience) {
   const Deadline deadline = Deadline::in(patience);
   pollfd event{fd, POLLIN, 0};
   while (poll(&event, 1, deadline.poll_ms()) < 0 && !deadline.expired()) {
   }
-  char block[4096];
-  const ssize_t got = (event.revents & POLLIN) ? read(fd, block, sizeof block) : 0;
-  return got > 0 ? std::string(block, static_cast<size_t>(got)) : std::string();
+  std::string text((event.revents & POLLIN) ? kMaxStacks : 0, '\0');
+  const ssize_t got = text.empty() ? 0 : read(fd, text.data(), text.size());
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return text;
 }
 
-std::string python_stacks(const StackSource& source) {
+// Empties a pipe or socket of what came too late for an earlier report.
+void drain(int fd) {
+  while (!read_within(fd, std::chrono::milliseconds{0}).empty()) {
+  }
+}
+
+// Lets the main thread's signal handler write the main thread's stack.
+std::string stack_of_main_thread(const StackSource& source) {
   if (has_handler(source.signal, SIG_DFL)) return {};
   if (has_handler(source.signal, do_nothing)) return {};  // Python is exiting
-  while (!read_pipe(source.pipe, std::chrono::milliseconds{0}).empty()) {
-  }
+  drain(source.pipe);
   const pid_t pid = getpid();
   if (syscall(SYS_tgkill, pid, pid, source.signal) != 0) return {};
-  std::string text = read_pipe(source.pipe, kFirstLine);
+  std::string text = read_within(source.pipe, kFirstLine);
   while (!text.empty() && text.size() < kMaxStacks) {
-    const std::string more = read_pipe(source.pipe, kNextLine);
+    const std::string more = read_within(source.pipe, kNextLine);
     if (more.empty()) break;
     text += more;
   }
+  if (text.starts_with("Stack (")) text.replace(0, std::strlen("Stack"), "Main thread");
   return text;
 }
 
-// Moves the main thread's stack to the front. faulthandler writes one stack per thread, in no particular order. It
-// marks the main thread, which runs the signal handler, as "Current thread".
-std::string main_thread_first(const std::string& stacks) {
-  const size_t at = stacks.find("Current thread");
-  if (at == std::string::npos || at == 0) return stacks;
-  const size_t end = std::min(stacks.find("\n\n", at), stacks.size());
-  return stacks.substr(at, end - at) + "\n" + stacks.substr(0, at) + stacks.substr(end);
-}
-
-bool is_in(std::string_view line, std::span<const std::string> folders) {
-  return std::ranges::any_of(folders, [&](const std::string& folder) {
-    return line.starts_with("  File \"" + folder + "/");
-  });
-}
-
-// Removes farandole's frames from the top of each stack, so that the first frame belongs to the user's code.
-std::string without_own_frames(const std::string& stacks, std::span<const std::string> folders) {
-  std::istringstream lines(stacks);
-  std::string text, line;
-  bool on_top = true;
-  while (std::getline(lines, line)) {
-    if (!line.starts_with("  File ")) {
-      on_top = true;
-    } else if (on_top && is_in(line, folders)) {
-      continue;
-    } else {
-      on_top = false;
-    }
-    text += line + "\n";
+// Asks Python's thread for the stacks of all threads. Asks the main thread if that thread does not answer.
+StackReporter::Stacks python_stacks(const StackSource& source) {
+  drain(source.socket);
+  if (send(source.socket, "?", 1, MSG_DONTWAIT | MSG_NOSIGNAL) != 1) return {};
+  std::string answer = read_within(source.socket, kAnswer), main_only;
+  if (answer.empty()) {
+    main_only = stack_of_main_thread(source);
+    answer = read_within(source.socket, std::chrono::milliseconds{0});  // a busy machine delays it
   }
-  return text;
-}
-
-// Source files that show that a thread never calls farandole. Such threads are DataLoader feeders and pinners, progress
-// bars, TensorBoard's writer, and the listener of the elastic agent.
-constexpr std::string_view kQuietFiles[] = {
-    "/multiprocessing/queues.py", "/torch/utils/data/_utils/pin_memory.py", "/tqdm/_monitor.py",
-    "/tensorboard/summary/writer/event_file_writer.py", "/start/agent_client.py"};
-
-// True if every thread with Python frames is the main thread or has a frame in kQuietFiles, and the list is complete.
-bool main_is_alone(const std::string& stacks) {
-  std::istringstream lines(stacks);
-  std::string line;
-  bool is_main = false, runs = false, quiet = false, main_seen = false;
-  while (std::getline(lines, line)) {
-    if (line.starts_with("Thread ") || line.starts_with("Current thread ")) {
-      if (runs && !quiet) return false;
-      is_main = line.starts_with("Current");
-      main_seen |= is_main;
-      runs = quiet = false;
-    } else if (line.starts_with("  File ")) {
-      runs |= !is_main;
-      for (std::string_view file : kQuietFiles) quiet |= line.find(file) != std::string::npos;
-    } else if (line.find("...") != std::string::npos) {
-      return false;  // the list is truncated
-    }
-  }
-  return main_seen && (!runs || quiet);
+  if (answer.empty()) return {std::move(main_only), false};
+  return {answer.substr(1), answer[0] == '1'};
 }
 
 bool is_of_a_library(std::string_view frame) {
@@ -187,17 +152,17 @@ std::string thread_states() {
 }
 
 StackReporter::Stacks stack_report(const StackSource& source, bool loops) {
-  const std::string all = python_stacks(source);
-  const bool alone = main_is_alone(all);
-  std::string stacks = without_own_frames(main_thread_first(all), source.own_folders);
-  if (loops) stacks = with_loops(stacks);
+  const StackReporter::Stacks report = python_stacks(source);
+  std::string stacks = loops ? with_loops(report.text) : report.text;
   std::string text = stacks.empty() ? thread_states() : state_of(std::to_string(getpid())) + stacks;
-  if (stacks.empty() && source.signal != 0) {
+  if (stacks.empty() && source.socket >= 0) {
     text =
-        "Python has not answered the signal: its main thread blocks it, or can't run now\n" + text;
+        "Python has not answered: it is exiting, or native code holds its GIL and no signal "
+        "reaches the main thread\n" +
+        text;
   }
   if (text.size() > kMaxText) text = text.substr(0, text.rfind('\n', kMaxText)) + "\n...";
-  return {std::move(text), alone};
+  return {std::move(text), report.main_alone};
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reports Python's stacks and the states of this process's threads when other ranks wait for this rank. This works even
-// if the main thread is stuck in native code.
+// Reports Python's stacks and the states of this process's threads when other ranks wait for this rank. If native code
+// holds Python's GIL, the report has only the main thread's stack.
 #pragma once
 
 #include <functional>
@@ -15,9 +15,9 @@ namespace farandole {
 
 // The arguments of farandole_stacks().
 struct StackSource {
+  int socket = -1;
   int signal = 0;
   int pipe = -1;
-  std::vector<std::string> own_folders;
 };
 
 // Returns the highest real-time signal that has no handler, or 0 if all have one.
@@ -41,8 +41,8 @@ class StackReporter {
     std::string text;         // at most 4 KB
     bool main_alone = false;  // true if no other thread runs Python code that may make calls
   };
-  // Starts a report and returns at once. After about a second, a new thread calls `tell`. Does nothing while an earlier
-  // report is in progress. If `with_loops` is true, also reads the sources of the user's frames and names the lines of
+  // Starts a report and returns at once. A new thread calls `tell`, at the latest after about a second. Does nothing
+  // while an earlier report is in progress. If `with_loops` is true, also reads the sources of the user's frames and names the lines of
   // the loops that enclose each frame's line. May be called from any thread.
   void ask(bool with_loops, std::function<void(Stacks)> tell);
 

@@ -20,7 +20,7 @@ def words(picture: Path) -> str:
     where the kernel has put a thread that sleeps."""
     texts = ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")
     text = " ".join(" ".join(x.text or "" for x in texts).replace("\xa0", " ").split())
-    text = re.sub(r"\(python\) .*? Current thread 0x\w+", "(python) Current thread", text)
+    text = re.sub(r"\(python\) .*? Main thread", "(python) Main thread", text)
     text = re.sub("─+", "─", text)  # as long as the widest number
     return re.sub(r"[\d.]*\d", "#", text)
 

@@ -78,7 +78,7 @@ WaitingPlace place_of(const BlockedRank& blocked) {
   for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with("  File \"")) {
       if (in_main) break;  // the main thread's frames end here
-      in_main = line.starts_with("Current thread");
+      in_main = line.starts_with("Main thread");
       continue;
     }
     const size_t end = line.rfind("\", line ");

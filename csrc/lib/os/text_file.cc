@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/own_file.h"
 
@@ -34,6 +36,15 @@ std::string unforeseen(const std::string& name) {
   if (getrandom(&random, sizeof random, 0) != sizeof random)
     random = static_cast<uint64_t>(getpid());
   return name + "." + std::to_string(random) + ".tmp";
+}
+
+timespec timespec_of(int64_t ns) { return {ns / 1'000'000'000, ns % 1'000'000'000}; }
+
+// Ignores a time in the future, since somebody has set the clock back, and files of other users.
+bool is_made_later(const std::optional<struct stat>& file, int64_t made_ns) {
+  if (!file || file->st_uid != geteuid()) return false;
+  const int64_t its_ns = int64_t{file->st_mtim.tv_sec} * 1'000'000'000 + file->st_mtim.tv_nsec;
+  return its_ns > made_ns && its_ns <= epoch_ns();
 }
 
 }  // namespace
@@ -74,7 +85,8 @@ Fd create_file(const std::string& path) {
   return {};
 }
 
-void write_text_file(const std::string& path, const std::string& text) {
+void write_text_file(const std::string& path, const std::string& text,
+                     std::optional<int64_t> made_ns) {
   const PathParts parts(path);
   const int folder = parts.folder.get();
   if (!parts.folder) throw_system_error("cannot write " + path, errno);
@@ -86,6 +98,14 @@ void write_text_file(const std::string& path, const std::string& text) {
   };
   const Fd fd(openat(folder, fresh.c_str(), kFresh, kMode));
   if (!fd || !write_whole(fd.get(), text)) give_up("cannot write " + path);
+  if (made_ns) {
+    const timespec time = timespec_of(*made_ns), times[2] = {time, time};
+    if (futimens(fd.get(), times) != 0) give_up("cannot set the time of " + path);
+    if (is_made_later(look_at(folder, parts.name.c_str()), *made_ns)) {
+      unlinkat(folder, fresh.c_str(), 0);
+      return;
+    }
+  }
   if (renameat(folder, fresh.c_str(), folder, parts.name.c_str()) != 0) {
     give_up("cannot make " + path);
   }

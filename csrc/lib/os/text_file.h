@@ -3,6 +3,8 @@
 // or overwrite other users' files and links, even in folders to which all users may write, such as /tmp.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,8 +22,11 @@ bool write_whole(int fd, std::string_view text);
 // set.
 Fd create_file(const std::string& path);
 
-// Creates or replaces a file atomically. Only this user may read the file. Throws Error(kLibrary).
-void write_text_file(const std::string& path, const std::string& text);
+// Creates or replaces a file atomically. Only this user may read the file. If `made_ns` is given, it is the time when
+// the text was made, by epoch_ns(): the file gets that time, and a file that was made later stays. Throws
+// Error(kLibrary).
+void write_text_file(const std::string& path, const std::string& text,
+                     std::optional<int64_t> made_ns = std::nullopt);
 
 // Creates a folder and its parents if they are missing. Throws Error(kLibrary).
 void make_folder(const std::string& path);

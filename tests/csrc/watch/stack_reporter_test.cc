@@ -3,11 +3,13 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <future>
+#include <thread>
 
 #include "base/clock.h"
 #include "check.h"
@@ -38,43 +40,52 @@ for job in jobs: train()
 
 std::vector<size_t> around(size_t number) { return loops_around(kSource, number); }
 
-const char* stacks = nullptr;  // what the signal handler writes to stacks_pipe, as Python's does
-int stacks_pipe = -1;
+struct Sockets {
+  Sockets() {
+    int ends[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    core = Fd(ends[0]), python = Fd(ends[1]);
+  }
+  Fd core, python;
+};
 
-void write_stacks(int) {
-  const size_t bytes = std::strlen(stacks);
-  if (write(stacks_pipe, stacks, bytes) != static_cast<ssize_t>(bytes)) _exit(1);
+StackReporter::Stacks report_from(const StackSource& source, bool with_loops = false) {
+  std::promise<StackReporter::Stacks> promise;
+  StackReporter reporter(source);
+  reporter.ask(with_loops, [&](StackReporter::Stacks one) { promise.set_value(std::move(one)); });
+  return promise.get_future().get();
 }
 
-// The report of a process whose Python writes `text`; its text without the first line, which tells the main thread's
-// state.
-StackReporter::Stacks report_of(const std::string& text, bool with_loops = false) {
-  int ends[2];
-  CHECK_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
-  const Fd reading(ends[0]), writing(ends[1]);
-  stacks = text.c_str();
-  stacks_pipe = writing.get();
-  const int number = free_signal();
-  signal(number, write_stacks);
+// Checks and removes the first line, which tells the main thread's state.
+std::string after_first_line(const std::string& text) {
+  CHECK(text.starts_with("thread " + std::to_string(getpid()) + " ("));
+  return text.substr(text.find('\n') + 1);
+}
+
+// The report of a process whose Python answers with `answer`.
+StackReporter::Stacks report_of(const std::string& answer, bool with_loops = false) {
+  const Sockets sockets;
+  std::thread python([&, asked = '\0']() mutable {
+    while (read(sockets.python.get(), &asked, 1) == 1) {
+      CHECK_EQ(write(sockets.python.get(), answer.data(), answer.size()),
+               static_cast<ssize_t>(answer.size()));
+    }
+  });
   StackReporter::Stacks told;
   const Deadline patience = Deadline::in(std::chrono::seconds(30));
-  do {  // a busy machine may run the handler too late
-    std::promise<StackReporter::Stacks> promise;
-    StackReporter reporter({number, reading.get(), {"/own/farandole"}});
-    reporter.ask(with_loops, [&](StackReporter::Stacks one) { promise.set_value(std::move(one)); });
-    told = promise.get_future().get();
+  do {  // a busy machine may run the thread too late
+    told = report_from({.socket = sockets.core.get()}, with_loops);
   } while (told.text.starts_with("Python has not answered") && !patience.expired());
-  signal(number, SIG_DFL);
-  const size_t line = told.text.find('\n') + 1;
-  CHECK(told.text.starts_with("thread " + std::to_string(getpid()) + " ("));
-  told.text.erase(0, line);
+  shutdown(sockets.core.get(), SHUT_RDWR);
+  python.join();
+  told.text = after_first_line(told.text);
   return told;
 }
 
-const std::string kMain = "Current thread 0x2 (most recent call first):\n";
-const std::string kOther = "Thread 0x1 (most recent call first):\n";
+int stacks_pipe = -1;
+
+const std::string kMain = "Main thread (most recent call first):\n";
 const std::string kFrame = "  File \"train.py\", line 4 in step\n";
-const std::string kOwn = "  File \"/own/farandole/calls.py\", line 9 in wait\n";
 
 }  // namespace
 
@@ -96,23 +107,40 @@ TEST(a_line_that_is_not_there_is_in_no_loop) {
   CHECK(loops_around("", 1).empty());
 }
 
-TEST(a_report_begins_with_the_main_thread_s_first_line_of_the_user) {
-  const std::string text = kOther + kOwn + "\n" + kMain + kOwn + kOwn + kFrame + kOwn + "\n";
-  CHECK_EQ(report_of(text).text, kMain + kFrame + kOwn + kOther + "\n\n\n");
-  CHECK_EQ(report_of(kMain + kFrame).text, kMain + kFrame);
+TEST(python_s_thread_tells_the_stacks_and_whether_the_main_thread_is_alone) {
+  const StackReporter::Stacks told = report_of("0" + kMain + kFrame);
+  CHECK_EQ(told.text, kMain + kFrame);
+  CHECK(!told.main_alone);
+  CHECK(report_of("1" + kMain + kFrame).main_alone);
 }
 
-TEST(the_main_thread_is_alone_if_no_other_runs_python_that_may_call) {
-  const std::string quiet = "  File \"/x/tqdm/_monitor.py\", line 60 in run\n" + kFrame;
-  CHECK(report_of(kMain + kFrame).main_alone);
-  CHECK(report_of(kOther + "  <no Python frame>\n\n" + kMain + kFrame).main_alone);
-  CHECK(report_of(kOther + quiet + "\n" + kMain + kFrame).main_alone);
-  CHECK(report_of(kMain + kFrame + "\n" + kOther + quiet).main_alone);
-  CHECK(!report_of(kOther + kFrame + "\n" + kMain + kFrame).main_alone);
-  CHECK(!report_of(kMain + kFrame + "\n" + kOther + kFrame).main_alone);
-  CHECK(!report_of(kOther + kFrame + "\n" + kOther + quiet + "\n" + kMain).main_alone);
-  CHECK(!report_of(kMain + kFrame + "...\n").main_alone);  // Python lists no more threads
-  CHECK(!report_of(kOther + quiet).main_alone);
+TEST(an_answer_that_comes_too_late_is_in_no_other_report) {
+  const Sockets sockets;
+  CHECK_EQ(write(sockets.python.get(), "1late", 5), 5);
+  CHECK(report_from({.socket = sockets.core.get()}).text.starts_with("Python has not answered"));
+}
+
+TEST(the_signal_tells_the_main_thread_s_stack_if_python_s_thread_cannot_run) {
+  const Sockets sockets;
+  int ends[2];
+  CHECK_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  const Fd reading(ends[0]), writing(ends[1]);
+  stacks_pipe = writing.get();
+  const int number = free_signal();
+  signal(number, [](int) {  // what faulthandler writes, in two steps
+    for (const char* text :
+         {"Stack (most recent call first):\n", "  File \"train.py\", line 4\n"}) {
+      if (write(stacks_pipe, text, std::strlen(text)) < 0) _exit(1);
+    }
+  });
+  StackReporter::Stacks told;
+  const Deadline patience = Deadline::in(std::chrono::seconds(30));
+  do {  // a busy machine may run the handler too late
+    told = report_from({sockets.core.get(), number, reading.get()});
+  } while (told.text.starts_with("Python has not answered") && !patience.expired());
+  signal(number, SIG_DFL);
+  CHECK_EQ(after_first_line(told.text), kMain + "  File \"train.py\", line 4\n");
+  CHECK(!told.main_alone);
 }
 
 TEST(frames_of_the_user_show_their_loops) {
@@ -129,33 +157,31 @@ TEST(frames_of_the_user_show_their_loops) {
   }
   const std::string text = kMain + frame("train.py", 5) + "\n" + frame("train.py", 16) + "\n" +
                            frame("train.py", 12) + "\n" + libraries;
-  CHECK_EQ(report_of(text, true).text, kMain + frame("train.py", 5) +
-                                           ", in the loop of line 2 and of line 3\n" +
-                                           frame("train.py", 16) + ", in the loop of line 16\n" +
-                                           frame("train.py", 12) + "\n" + libraries);
+  CHECK_EQ(report_of("1" + text, true).text,
+           kMain + frame("train.py", 5) + ", in the loop of line 2 and of line 3\n" +
+               frame("train.py", 16) + ", in the loop of line 16\n" + frame("train.py", 12) + "\n" +
+               libraries);
 }
 
 TEST(a_long_report_ends_with_a_whole_line) {
   std::string text = kMain;
   while (text.size() < 5000) text += kFrame;
-  const std::string told = report_of(text).text;
+  const std::string told = report_of("0" + text).text;
   CHECK(told.size() < 4000 && told.size() > 3800);
   CHECK_EQ(told, text.substr(0, told.size() - 4) + "\n...");
   CHECK(told.ends_with(kFrame.substr(0, kFrame.size() - 1) + "\n..."));
 }
 
 TEST(without_stacks_the_states_of_threads_are_told) {
+  const std::string state = "thread " + std::to_string(getpid()) + " (";
+  CHECK(report_from({}).text.starts_with(state));  // a process without Python
+  const Sockets sockets;
   const int number = free_signal();
-  const auto text = [&] {
-    std::promise<std::string> promise;
-    StackReporter reporter({number, -1, {}});
-    reporter.ask(false, [&](StackReporter::Stacks told) { promise.set_value(told.text); });
-    return promise.get_future().get();
-  };
+  const auto text = [&] { return report_from({sockets.core.get(), number, -1}).text; };
   const std::string begin =
-      "Python has not answered the signal: its main thread blocks it, or can't "
-      "run now\nthread " +
-      std::to_string(getpid()) + " (";
+      "Python has not answered: it is exiting, or native code holds its GIL and no signal reaches "
+      "the main thread\n" +
+      state;
   CHECK(text().starts_with(begin));  // no handler
   signal(number, [](int) {});
   CHECK(text().starts_with(begin));  // one that writes nothing

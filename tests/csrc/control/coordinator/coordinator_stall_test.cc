@@ -49,7 +49,7 @@ namespace {
 
 StackReport blocked_in(const std::string& name, const std::string& frames) {
   return {false,
-          "thread 5 (python) S\nCurrent thread 0x7f (most recent call first):\n" + frames,
+          "thread 5 (python) S\nMain thread (most recent call first):\n" + frames,
           true,
           {kWorldSet, name, 0}};
 }

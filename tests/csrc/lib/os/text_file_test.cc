@@ -8,8 +8,10 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <string>
 
+#include "base/clock.h"
 #include "folder.h"
 
 namespace farandole::check {
@@ -58,6 +60,21 @@ class Place {
 };
 
 }  // namespace
+
+TEST(a_file_that_was_made_later_stays) {
+  const Place place;
+  const std::string path = place.path("own/a");
+  const int64_t now = epoch_ns();
+  write_text_file(path, "new", now);
+  write_text_file(path, "old", now - 1);
+  CHECK_EQ(read_text_file(path), "new");
+  CHECK_EQ(std::distance(fs::directory_iterator(place.path("own")), {}), 2);  // and the victim
+  write_text_file(path, "same", now);
+  CHECK_EQ(read_text_file(path), "same");
+  write_text_file(path, "future", epoch_ns() + 3600'000'000'000);  // then the clock is set back
+  write_text_file(path, "newer", epoch_ns());
+  CHECK_EQ(read_text_file(path), "newer");
+}
 
 TEST(a_file_is_made_and_replaced) {
   const Place place;
