@@ -55,5 +55,5 @@ def of_machine(reason: Exception) -> Exception:
             "where the ranks start (`farandole doctor` says how many are needed)"
         )
     if number == errno.EAGAIN or str(reason).startswith("can't start new thread"):
-        return LibraryError(f"init(): {reason}. Remedy: {_THREADS}")
+        return LibraryError(f"init(): {reason}. Remedy: {_THREADS} or of memory (ulimit -v)")
     return reason

@@ -31,7 +31,7 @@ def in_thread(body: Callable[[], object], name: str) -> Iterator[None]:
 def told(left_out: tuple[str, ...] = ()) -> str:
     """An answer, as a thread gives it."""
     answers: list[str] = []
-    thread = threading.Thread(target=lambda: answers.append(stacks._stacks(left_out)))
+    thread = threading.Thread(target=lambda: answers.append(stacks._stacks(left_out)), name="own")
     thread.start()
     thread.join()
     return answers[0]
@@ -46,7 +46,7 @@ def test_the_main_thread_comes_first_and_the_answering_thread_not_at_all() -> No
     assert "in test_the_main_thread_comes_first" in main
     (other,) = (text for text in others if text.startswith("Thread loader (most recent"))
     assert f'  File "{__file__}", line' in other
-    assert "observe/stacks.py" not in answer
+    assert "Thread own (" not in answer
 
 
 def test_the_main_thread_is_alone_beside_threads_that_never_call() -> None:
