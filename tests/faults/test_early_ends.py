@@ -123,8 +123,8 @@ threading.Event().wait()
 @pytest.mark.skipif(not OPEN_MPI_5, reason="Hydra's ranks are in sessions of their own")
 @pytest.mark.parametrize("where", ["init", "shutdown"])
 def test_a_rank_that_is_stopped_for_longer_than_the_limit(mpi_ranks, where: str) -> None:
-    limits = {"FARANDOLE_INIT_TIMEOUT": "2", "FARANDOLE_SHUTDOWN_TIMEOUT": "2"}
-    job = mpi_ranks(f"WHERE = {where!r}" + STOPPED, 2, limits)
+    limit = {f"FARANDOLE_{where.upper()}_TIMEOUT": "2"}
+    job = mpi_ranks(f"WHERE = {where!r}" + STOPPED, 2, limit)
     job.process.wait_for_output("rank 0 got StallError")
     pid = int(re.search(r"rank 1 is process (\d+)", job.process.output)[1])
     job.kill_rank(pid, signal.SIGCONT)

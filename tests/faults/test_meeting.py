@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that do not come to init(), or do not leave: nobody waits for ever, and they are named."""
 
+import os
 import re
 import signal
 
@@ -21,6 +22,14 @@ import farandole.runtime
 
 WORLD = MPI.COMM_WORLD
 rank = WORLD.Get_rank()
+WORLD.Barrier()  # all have imported what they need: from here on none is late by itself
+
+def tell_process_in(function):
+    def entered(frame, event, _):
+        if event == "call" and frame.f_code.co_name == function:
+            sys.setprofile(None)
+            print(f"rank {rank} is process {os.getpid()}.", flush=True)
+    sys.setprofile(entered)
 
 def wait_for_ever():
     threading.Event().wait()
@@ -134,15 +143,10 @@ def test_a_rank_that_is_interrupted_in_init(mpi_ranks):
     source = (
         HEAD
         + """
-def meeting(frame, event, _):
-    if event == "call" and frame.f_code.co_name == "until":
-        sys.setprofile(None)
-        print(f"rank {rank} is process {os.getpid()}.", flush=True)
-
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if rank == 2:
     wait_for_ever()
-sys.setprofile(meeting)
+tell_process_in("until")
 if rank == 0:
     expect(fd.PeerError)
 fd.init()
@@ -174,17 +178,20 @@ def test_a_rank_that_ends_between_two_steps_of_init(mpi_ranks, ends, text):
     assert result.returncode != 0 or (ends == "os._exit(0)" and not OPEN_MPI)
 
 
-def test_a_rank_that_never_comes_without_mpi(fork_ranks):
+def test_a_rank_that_never_comes_without_mpi(fork_ranks, tmp_path):
     source = """
-import os, threading
+import os, sys, threading
 import farandole as fd
 if os.environ["FARANDOLE_RANK"] in "13":
     threading.Event().wait()
+# Ranks 0 and 2 come together, however long each has taken to start.
+open(sys.argv[0] + ".fifo", "w" if os.environ["FARANDOLE_RANK"] == "0" else "r").close()
 try:
     fd.init()
 except fd.StallError as error:
     print(f"rank {os.environ['FARANDOLE_RANK']} got StallError: {error}", flush=True)
 """
+    os.mkfifo(tmp_path / "program.py.fifo")
     job = fork_ranks(source, 4, LIMIT)
     for rank in (0, 2):
         job.ranks[rank].wait_for_output("got StallError")
@@ -202,8 +209,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 fd.init()
 fd.barrier()
 if rank == 0:
+    tell_process_in("_leave_core")
     try:
-        print(f"rank {rank} is process {os.getpid()}.", flush=True)
         fd.shutdown()
     except KeyboardInterrupt:
         fd.shutdown()

@@ -27,8 +27,12 @@ import farandole as fd
 mode = sys.argv[1]
 attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 own = os.environ.get("RANK")
-if mode == "absent " + str(own):
-    signal.pause()
+if mode.startswith("absent"):
+    if own == mode[-1]:
+        signal.pause()
+    # The two others come together, however long each has taken to start.
+    first = "1" if mode == "absent 0" else "0"
+    open(sys.argv[0] + ".fifo", "w" if own == first else "r").close()
 if mode == "dies" and attempt == "0":  # torchrun ends the others at once: rank 0 says why first
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 try:
@@ -100,8 +104,9 @@ def place(rank, size, port):
 
 
 @pytest.mark.parametrize("absent", [0, 1])
-def test_a_rank_that_never_comes(start, absent):
+def test_a_rank_that_never_comes(start, absent, tmp_path):
     """By torchrun's variables alone: its own start would import torch."""
+    os.mkfifo(tmp_path / "program.py.fifo")
     port = free_port()
     places = [place(rank, 3, port) for rank in range(3)]
     jobs = [start([sys.executable], f"absent {absent}", **LIMIT, **own) for own in places]
@@ -116,7 +121,7 @@ def test_a_rank_that_never_comes(start, absent):
 
 def test_a_port_that_changes_in_a_living_process(start):
     port = free_port()
-    jobs = [start([sys.executable], "moves", **place(rank, 2, port), **LIMIT) for rank in range(2)]
+    jobs = [start([sys.executable], "moves", **place(rank, 2, port)) for rank in range(2)]
     out = "".join(job.end().check().out for job in jobs)
     for rank in range(2):
         assert out.count(f"rank {rank} of 2 has 3.") == 2
