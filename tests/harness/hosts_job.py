@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.hosts import SimulatedHosts, simulated_hosts
 from harness.mpirun import MpiJob
-from harness.process import PATIENCE, Job, JobError
+from harness.process import PATIENCE, SLOWNESS, Job, JobError
 
 __all__ = ["HostsJob", "Start"]
 
@@ -73,7 +73,7 @@ class HostsJob:
 
     def wait_until_said(self, rank: int, text: str, seconds: float = PATIENCE) -> None:
         """Returns once that rank has written `text` there."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * SLOWNESS
         while text not in self.said(rank):
             if time.monotonic() > deadline:
                 stacks = self.job.stacks()
@@ -100,7 +100,7 @@ class HostsJob:
 
     def wait_until_gone(self, seconds: float = GONE_SECONDS) -> None:
         """Returns when no rank is left on any host."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * SLOWNESS
         while left := [self.pids(host) for host in range(len(self.hosts.names))]:
             if not any(left):
                 return

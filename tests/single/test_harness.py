@@ -199,7 +199,8 @@ def test_a_bad_test_loses_no_other(tmp_path: Path) -> None:
     for name, text in files.items():
         (own / "parallel" / f"test_{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "tests", "--ranks", "2", "-p", "no:cacheprovider"]
-    command += ["--report", "report.json", "--keep-going", "--budget", "100"]
+    command += ["--report", "report.json", "--keep-going"]
+    command += ["--budget", str(100 * process.SLOWNESS)]
     result = subprocess.run(
         [*command, "-n", "2", "--dist", "loadgroup"],
         cwd=tmp_path,

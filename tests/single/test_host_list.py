@@ -47,12 +47,13 @@ def test_what_a_script_prints(tmp_path: Path) -> None:
 def test_what_is_no_list_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
 ) -> None:
-    if "sleep" in text:
-        monkeypatch.setattr(host_list_module, "_SCRIPT_SECONDS", 0.2)
     said: list[str] = []
     host_list = HostList((A,), script(tmp_path, text), 1, said.append)
-    host_list.look()
-    host_list.look()
+    with monkeypatch.context() as patched:
+        if "sleep" in text:
+            patched.setattr(host_list_module, "_SCRIPT_SECONDS", 0.2)
+        host_list.look()
+        host_list.look()
     assert host_list.hosts == (A,)
     assert len(said) == 1, "told once"
     assert told in said[0]
