@@ -5,8 +5,10 @@ rank's part in the job: its next call raises, and the others get a PeerError wit
 from __future__ import annotations
 
 import gc
+import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import farandole as fd
 import farandole.torch as hvd
 from farandole.calls import part
+from farandole.observe.flight import own_page
 from harness.in_flight import CANARY, SIZE, late
 from harness.toys import grad_is, push, push_each, total, toys
 
@@ -129,13 +132,24 @@ class Preempted(RuntimeError):
     """What a user's handler raises."""
 
 
+def signal_once_it_waits(number: int) -> None:
+    """Sends this process a signal when a call of its main thread has begun to wait."""
+
+    def run() -> None:
+        while not own_page(1)["now"]["waiters"]:
+            pass
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=run).start()
+
+
 def test_what_a_handler_raises_in_a_wait() -> None:
     def handler(_signal: int, _frame: object) -> None:
         raise Preempted("by the scheduler")
 
     before = signal.signal(signal.SIGALRM, handler)
     if late():
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        signal_once_it_waits(signal.SIGALRM)
         with pytest.raises(Preempted):
             hvd.allreduce(torch.ones(3), name="waits")
     MPI.COMM_WORLD.Barrier()
