@@ -185,13 +185,10 @@ void Arena::retire(const std::byte* memory) {
 }
 
 void Arena::read_old(uint64_t offset, std::byte* into, size_t bytes) const {
-  while (bytes > 0) {
-    const ssize_t got = pread(fd_.get(), into, bytes, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) throw_system_error("cannot read an arena", got < 0 ? errno : EIO);
-    offset += static_cast<uint64_t>(got);
-    into += got;
-    bytes -= static_cast<size_t>(got);
+  // Linux reads up to 2 GiB of a memfd at once, and a block has at most 1 GiB.
+  const ssize_t got = pread(fd_.get(), into, bytes, static_cast<off_t>(offset));
+  if (std::cmp_not_equal(got, bytes)) {
+    throw_system_error("cannot read an arena", got < 0 ? errno : EIO);
   }
 }
 

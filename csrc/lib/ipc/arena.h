@@ -39,8 +39,8 @@ class Arena {
   // Stops sharing the allocation that contains `memory`: copies its content to private pages. Peers keep the old pages.
   // Other threads may continue to use the memory during the call.
   void retire(const std::byte* memory);
-  // Reads from the old pages of a retired allocation. Peers may have written to these pages since retire(). Throws
-  // Error(kLibrary).
+  // Reads from the old pages of a retired allocation, at most 2 GiB. Peers may have written to these pages since
+  // retire(). Throws Error(kLibrary).
   void read_old(uint64_t offset, std::byte* into, size_t bytes) const;
   bool has_retired() const;
   bool empty() const;

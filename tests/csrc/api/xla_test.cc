@@ -70,6 +70,30 @@ TEST(a_program_of_other_ranks_is_refused) {
   shut_down();
 }
 
+TEST(a_call_is_made_in_the_process_set_of_its_program) {
+  LocalBootstrap bootstrap(2);
+  run_in_forks(2, [&](int rank) {
+    init_by_abi(bootstrap, rank, {0, 0});
+    int64_t handle = 0;
+    CHECK_EQ(submit_by_abi({FARANDOLE_ADD_SET, {1}, nullptr, nullptr, ""}, handle), FARANDOLE_OK);
+    CHECK_EQ(farandole_wait(&handle, 1, 60), FARANDOLE_OK);
+    farandole_result added{};
+    CHECK_EQ(farandole_result_of(handle, &added), FARANDOLE_OK);
+    const int64_t world = farandole_count_unnamed(0);
+    if (rank == 1) {
+      Frame call(3);
+      call.head[3] = static_cast<int32_t>(added.value);
+      call.head[4] = rank;
+      call.members = {rank};
+      call.name.clear();
+      CHECK_EQ(call.run(), "");
+      CHECK(call.results[1] == tripled(call.second));
+    }
+    CHECK_EQ(farandole_count_unnamed(0), world);
+    shut_down();
+  });
+}
+
 TEST(what_can_not_be_read_is_an_error) {
   init_alone();
   Frame call(3);

@@ -143,6 +143,34 @@ TEST(what_is_no_error_is_no_refusal) {
   shut_down();
 }
 
+// Rank 0's calls wait for rank 1: one reads memory, the other writes.
+TEST(a_copy_from_or_to_memory_in_use_is_refused) {
+  LocalBootstrap bootstrap(2);
+  run_in_forks(2, [&](int rank) {
+    init_by_abi(bootstrap, rank, {0, 0});
+    Floats read = values_of(rank, 6), sum(6), written = values_of(rank, 6);
+    Ask reads = allreduce(read, "reads");
+    reads.output = sum.data();
+    if (rank == 1) bootstrap.await(0, 1);
+    const int64_t handles[] = {submitted(reads), submitted(allreduce(written, "writes"))};
+    if (rank == 0) {
+      const int64_t shape = 3, stride = 8;
+      const auto code = [&](const float* begin, bool writes) {
+        return farandole_check_unused(address(begin), 4, 1, &shape, &stride, writes);
+      };
+      CHECK_EQ(code(read.data(), false), FARANDOLE_OK);
+      CHECK_EQ(code(read.data(), true), FARANDOLE_E_ARGUMENT);
+      CHECK(contains(farandole_error(), "in use by 'reads'"));
+      CHECK_EQ(code(written.data() + 1, false), FARANDOLE_E_ARGUMENT);
+      CHECK_EQ(code(written.data() - 5, true), FARANDOLE_OK);
+      bootstrap.tell(0);
+    }
+    CHECK_EQ(farandole_wait(handles, 2, 60), FARANDOLE_OK);
+    CHECK(sum == sum_over(2, 6) && written == sum);
+    shut_down();
+  });
+}
+
 namespace {
 
 std::vector<std::string> open_descriptors() {

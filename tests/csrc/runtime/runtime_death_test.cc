@@ -131,25 +131,6 @@ TEST(hosts_that_end_normally_are_not_lost) {
 
 namespace {
 
-// Rank `rank` of two, each on a host of its own, by the C ABI.
-void init_on_own_host(LocalBootstrap& bootstrap, int rank) {
-  char own[4096];
-  const int32_t bytes = farandole_prepare(own, sizeof own);
-  CHECK(bytes > 0);
-  const auto* first = reinterpret_cast<const std::byte*>(own);
-  std::vector<ByteString> all;
-  for (const PeerInfo& peer : bootstrap.exchange(rank, 0, {first, first + bytes})) {
-    all.push_back(peer.encode());
-  }
-  const int32_t nodes[] = {0, 1};
-  const char* infos[] = {reinterpret_cast<char*>(all[0].data()),
-                         reinterpret_cast<char*>(all[1].data())};
-  const int32_t sizes[] = {static_cast<int32_t>(all[0].size()),
-                           static_cast<int32_t>(all[1].size())};
-  const farandole_world world{rank, 2, nodes, infos, sizes, {}, 1, "a key of 16 byte"};
-  CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
-}
-
 // By the control connection and by a wire.
 void sum_twice(int rank) {
   for (size_t n : {size_t{3}, size_t{100'000}}) {
@@ -164,7 +145,7 @@ void sum_twice(int rank) {
 
 // Ends by SIGKILL when it has a child, which lives until event 2.
 void leave_a_child(LocalBootstrap& bootstrap) {
-  init_on_own_host(bootstrap, 0);
+  init_by_abi(bootstrap, 0, {0, 1});
   sum_twice(0);
   if (fork() == 0) {
     farandole_forked();
@@ -191,7 +172,7 @@ TEST(a_child_of_a_killed_rank_keeps_no_connection_to_other_hosts) {
     _exit(1);
   }
   run_in_fork([&] {
-    init_on_own_host(bootstrap, 1);
+    init_by_abi(bootstrap, 1, {0, 1});
     sum_twice(1);
     Floats data(3);
     const Ask ask = allreduce(data);

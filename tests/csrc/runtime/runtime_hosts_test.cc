@@ -91,6 +91,35 @@ TEST(a_wire_that_cannot_be_had_is_an_error) {
   });
 }
 
+// Leaders name those that they would meet. The other ranks name all, because each of them may need a wire.
+TEST(ranks_that_lack_tcp_are_named) {
+  struct Case {
+    Nodes nodes;
+    std::vector<size_t> mute;
+    std::vector<std::string> named;  // by rank
+  };
+  const std::string control = " can't open a TCP socket, and hosts exchange control messages";
+  const std::string wire = "rank 3 can't open a TCP socket, and hosts exchange inputs";
+  for (const Case& one :
+       {Case{{0, 1, 2},
+             {0, 2},
+             {"ranks 0, 2" + control, "rank 0" + control, "ranks 0, 2" + control}},
+        Case{{0, 0, 2, 2}, {3}, {wire, wire, wire, wire}}}) {
+    const int ranks = static_cast<int>(one.nodes.size());
+    LocalBootstrap bootstrap(ranks);
+    run_in_forks(ranks, [&](int rank) {
+      TestRank self(bootstrap, rank, test_config(), one.nodes);
+      LocalEndpoint endpoint(test_config());
+      auto peer_infos = bootstrap.exchange(rank, 0, endpoint.peer_info());
+      for (size_t each : one.mute) peer_infos[each].tcp.port = 0;
+      const std::string text =
+          CHECK_THROWS(self.enter(std::move(endpoint), peer_infos), ErrorCode::kLibrary);
+      CHECK(contains(text, "hosts, but " + one.named[static_cast<size_t>(rank)]));
+      bootstrap.barrier();
+    });
+  }
+}
+
 // A rank of each host dies, then a leader, in a call or amid large tensors: all others learn who has died, and where.
 TEST(deaths_reach_the_other_hosts) {
   for (int victim : {1, 3, 2}) {

@@ -403,15 +403,31 @@ inline int32_t submit_by_abi(const Ask& ask, int64_t& handle) {
   return code;
 }
 
+// Starts this process as a rank, by the C ABI.
+inline void init_by_abi(LocalBootstrap& bootstrap, int rank, const Nodes& nodes) {
+  char own[4096];
+  const int32_t bytes = farandole_prepare(own, sizeof own);
+  CHECK(bytes > 0);
+  const auto* first = reinterpret_cast<const std::byte*>(own);
+  std::vector<ByteString> all;
+  for (const PeerInfo& peer : bootstrap.exchange(rank, 0, {first, first + bytes})) {
+    all.push_back(peer.encode());
+  }
+  std::vector<const char*> blobs;
+  std::vector<int32_t> sizes;
+  for (const ByteString& blob : all) {
+    blobs.push_back(reinterpret_cast<const char*>(blob.data()));
+    sizes.push_back(static_cast<int32_t>(blob.size()));
+  }
+  const farandole_world world{rank, bootstrap.ranks(), nodes.data(), blobs.data(), sizes.data(), {},
+                              1,    "a key of 16 byte"};
+  CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
+}
+
 // A world of one, by the C ABI.
 inline void init_alone() {
-  char peer_info[4096];
-  const int32_t bytes = farandole_prepare(peer_info, sizeof peer_info);
-  CHECK(bytes > 0);
-  const int32_t node = 0;
-  const char* const peer_infos[] = {peer_info};
-  const farandole_world world{0, 1, &node, peer_infos, &bytes, {}, 1, "a key of 16 byte"};
-  CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
+  LocalBootstrap bootstrap(1);
+  init_by_abi(bootstrap, 0, {0});
 }
 
 inline void shut_down() { CHECK_EQ(farandole_shutdown(0, "", 60), FARANDOLE_OK); }

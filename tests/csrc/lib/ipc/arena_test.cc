@@ -127,7 +127,8 @@ TEST(retired_memory_keeps_its_content_whatever_peers_write) {
   for (size_t bytes : {size_t{100}, kBytes}) {
     std::byte* const memory = arena.allocate(bytes);
     std::byte* const other = arena.allocate(bytes);
-    std::byte* const theirs = peer.get() + arena.offset_of(memory).value();
+    const uint64_t offset = arena.offset_of(memory).value();
+    std::byte* const theirs = peer.get() + offset;
     std::memset(memory, 3, bytes);
     arena.retire(memory + 64);
     CHECK(all_are(memory, bytes, 3));
@@ -136,6 +137,9 @@ TEST(retired_memory_keeps_its_content_whatever_peers_write) {
     CHECK(all_are(memory, bytes, 3));
     std::memset(memory, 4, bytes);
     CHECK(all_are(theirs, bytes, 9));
+    std::vector<std::byte> old(bytes);
+    arena.read_old(offset, old.data(), bytes);
+    CHECK(all_are(old.data(), bytes, 9));
     CHECK(!arena.offset_of(memory));
     CHECK(arena.offset_of(other).has_value());
     CHECK(arena.release(memory) && arena.release(other));
@@ -146,6 +150,17 @@ TEST(retired_memory_keeps_its_content_whatever_peers_write) {
   }
   arena.forget_peers();
   CHECK_EQ(held(arena), 0);
+}
+
+TEST(reading_beyond_the_end_of_an_arena_is_an_error) {
+  Arena arena(kArenaBytes);
+  CHECK(arena.release(arena.allocate(1)));  // the first allocation makes the arena
+  std::vector<std::byte> old(8);
+  arena.read_old(kArenaBytes - 8, old.data(), 8);
+  for (const uint64_t offset : {kArenaBytes - 7, kArenaBytes}) {
+    CHECK(contains(CHECK_THROWS(arena.read_old(offset, old.data(), 8), ErrorCode::kLibrary),
+                   "cannot read an arena: Input/output error"));
+  }
 }
 
 TEST(retiring_loses_no_store_of_another_thread) {
