@@ -210,6 +210,8 @@ def run(schedule: Schedule) -> Outcome:
         injector = _Injector(schedule, job, folder, outcome)
         job.start()
         injector.go(listener.changed)
+        for process in job.processes:
+            process.wait(0)  # reads the last output of one that has ended
         outcome.out = job.output()
         outcome.code = job.processes[-1].returncode
         outcome.left = "" if outcome.hung else job.left()
