@@ -214,16 +214,16 @@ def test_a_program_that_never_closes_it(fork_ranks: Start, does: str) -> None:
 
 GOES_ON = """
     says = shard.ShardServer._send_heartbeats
-    told = []
-    shard.ShardServer._send_heartbeats = lambda self: (says(self), told.append(1))
+    told = threading.Semaphore(0)
+    shard.ShardServer._send_heartbeats = lambda self: (says(self), told.release())
     server = fd.ParameterServer((size,), "int64", staleness=None)
     if rank < 2:
         server.close(wait=False)
         threading.Event().wait()
     await_leavers(server)
     before = fd.metrics()["tensors_submitted"]
-    while len(told) < 5:  # each after a third of FARANDOLE_STALL_WARN
-        pass
+    for _ in range(5):  # each after a third of FARANDOLE_STALL_WARN
+        told.acquire()
     sent = fd.metrics()["tensors_submitted"] - before
     server.push(None, np.ones(size))
     print("table", server.pull().tolist(), sent <= 3 * 5, flush=True)
