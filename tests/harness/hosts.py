@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness.process import SLOWNESS
 from harness.wire import Weather, Wire, pids_in
 
 __all__ = ["SimulatedHosts", "simulated_hosts", "why_not"]
@@ -37,7 +38,7 @@ exec ip netns exec "$host" unshare -u -i -m -p --fork --kill-child sh -c '
   echo "$3" > /proc/sys/kernel/ns_last_pid
   shift 4; exec sh -c "$*"' sh "$host" "$(dirname "$0")/hosts" $$ "$sockets" "$@"
 """
-_GONE_SECONDS = 5.0
+_GONE_SECONDS = 5.0 * SLOWNESS
 
 
 def why_not() -> str:
