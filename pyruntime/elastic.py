@@ -18,11 +18,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -55,8 +55,9 @@ class State(ABC):
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
-        self._lock = threading.Lock()
-        self._updates = 0
+        # The updates noted by on_hosts_updated(). No lock guards them, because a signal handler may
+        # call that method while its thread is in another method.
+        self._updates: list[int] = []
         self._commits = 0  # number of the last commit, or negative if this rank has none
 
     @property
@@ -70,16 +71,15 @@ class State(ABC):
 
     def on_reset(self) -> None:
         """Resets this state, then calls the callbacks. Called after each restart of the runtime."""
-        with self._lock:
-            self._updates = 0
+        self._updates.clear()
         self.reset()
         for callback in self._callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float = 0.0, update_res: int = _ADDED) -> None:
-        """Notes that hosts were removed (1), added (2) or both (3). Any thread may call this."""
-        with self._lock:
-            self._updates |= int(update_res)
+        """Notes that hosts were removed (1), added (2) or both (3). Any thread and any signal
+        handler may call this."""
+        self._updates.append(int(update_res))
 
     def commit(self) -> None:
         """Saves a copy in memory, then calls check_host_updates(). Collective. In a function that
@@ -97,8 +97,7 @@ class State(ABC):
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt on all ranks if any rank has noted an update or must leave.
         A rank must leave after a signal or if `farandole run --elastic` says so. Collective."""
-        with self._lock:
-            updates = self._updates
+        updates = reduce(or_, self._updates, 0)
         call = _call
         worlds = call.worlds if call is not None else None
         signalled = agent_client.was_signalled()

@@ -143,6 +143,8 @@ class Handle(Generic[T]):
                 self._value = self._collect(numbers)
             except Exception as reason:  # stored, because a result can be taken only once
                 failure = reason
+        if failure is not None and self._numbers is None:
+            return  # a signal handler or a finalizer has waited for this call during this wait
         self._error = failure
         # Set before the release, so that a second wait finds the result.
         self._numbers = self._collect = None

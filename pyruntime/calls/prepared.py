@@ -4,7 +4,6 @@ module may be used from any thread."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial, wraps
@@ -30,7 +29,6 @@ _MOST = 4096  # most calls that a table holds; the oldest are dropped first
 _Known = dict[Hashable, tuple[Any, Any, "RepeatedCall"]]
 _all: list[_Known] = []  # the tables of all decorated functions
 _NONE: Any = None, None, None
-_preparing = threading.Lock()
 # Types of arguments whose values cannot change. An array could hold a different factor later.
 _LASTING = (type(None), int, float, str, type, ProcessSet)
 
@@ -203,9 +201,6 @@ class RepeatedCall:
         return OneHandle(number, result, self._call, self._timeout) if number else result
 
     def _prepare(self, site: Site) -> PreparedCall:
-        with _preparing:  # another thread may prepare the same call
-            if site.text not in self._prepared:
-                pointers = self._kind.gives_pointers
-                call = PreparedCall(self._call, self._buffer, pointers=pointers, site=site)
-                self._prepared[site.text] = call
-            return self._prepared[site.text]
+        pointers = self._kind.gives_pointers
+        call = PreparedCall(self._call, self._buffer, pointers=pointers, site=site)
+        return self._prepared.setdefault(site.text, call)  # another thread may have been first

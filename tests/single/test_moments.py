@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A signal handler or a finalizer may make calls at any moment of another call on its thread."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import farandole as fd
+from farandole import elastic
+from farandole.errors import HostsUpdatedInterrupt
+from harness.moments import at_each_moment
+
+X, Y = np.arange(6.0), np.full((7, 1, 2, 1, 3), 5.0)
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    fd.init()
+    yield
+    fd.shutdown()
+
+
+def reduced(kind: str, turn: int) -> None:
+    for _ in range(3):  # the second call prepares, the third one repeats
+        assert fd.allreduce(X, name=f"{kind} {turn}").tolist() == X.tolist()
+
+
+def test_both_prepare_a_call() -> None:
+    turns = itertools.count()
+    program, handler = (lambda kind=kind: reduced(kind, next(turns)) for kind in "ab")
+    assert at_each_moment(program, handler) > 100
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: fd.allgather_async(X),
+        lambda: fd.allreduce_async(X),
+        lambda: fd.grouped_allreduce_async([X, Y]),
+    ],
+    ids=["allgather", "allreduce", "group"],
+)
+def test_both_wait_for_one_call(start: Any) -> None:
+    """The handler itself fails while the program takes the result, which is possible once."""
+    handles: list[Any] = []
+
+    def program() -> None:
+        handles[:] = [start()]
+        result = handles[0].wait()
+        assert np.array_equal(result[0] if isinstance(result, list) else result, X)
+
+    def handler() -> None:
+        try:
+            handles[0].wait()
+        except ValueError as reason:
+            assert "taken before" in str(reason)  # noqa: PT017
+
+    handles[:] = [start()]
+    assert at_each_moment(program, handler) > 20
+
+
+def test_hosts_change_again() -> None:
+    state = elastic.ObjectState(epoch=0)
+
+    def added() -> None:
+        state.on_hosts_updated(1.0, 2)
+
+    def reset() -> None:
+        state.on_hosts_updated(1.0, 1)
+        state.on_reset()
+
+    assert at_each_moment(reset, added) > 2
+    state.on_hosts_updated(1.0, 1)
+    assert at_each_moment(lambda: state.on_hosts_updated(1.0, 1), added) > 0
+    with pytest.raises(HostsUpdatedInterrupt) as interrupt:
+        state.check_host_updates()
+    assert not interrupt.value.skip_sync  # as it would be after removals only
