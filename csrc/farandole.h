@@ -4,7 +4,7 @@
  * from any thread, and an int32_t result is FARANDOLE_OK or an error code. After an error, farandole_error() returns
  * the error's text to the thread that made the call. "-code" stands for a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 18
+#define FARANDOLE_ABI_VERSION 19
 
 /* Error codes. Each corresponds to a Python exception class. */
 #define FARANDOLE_OK 0
@@ -267,6 +267,9 @@ int32_t farandole_join_stream(const int64_t* handles, int32_t count, uint64_t st
  * handle. On a GPU, the core may still use the buffers after farandole_wait has returned. */
 int32_t farandole_settled(int64_t handle);
 int32_t farandole_result_of(int64_t handle, farandole_result* result);
+/* Writes the numbers in the result's shape, then those in `received`, but at most `capacity` of them. Returns how many
+ * there are, or -code. For callers whose signal handlers may call farandole_result_of on the same thread. */
+int32_t farandole_sizes_of(int64_t handle, int64_t* sizes, int32_t capacity);
 /* Releases the handle at once or, if its call is in flight, as soon as the call is done. The buffers of the call
  * must stay valid until then. */
 void farandole_release(int64_t handle);

@@ -366,6 +366,18 @@ FARANDOLE_API int32_t farandole_result_of(int64_t handle, farandole_result* out)
   });
 }
 
+FARANDOLE_API int32_t farandole_sizes_of(int64_t handle, int64_t* sizes, int32_t capacity) {
+  return negated([&]() -> int32_t {
+    std::vector<int64_t> found;
+    runtime()->handles().look(handle, [&](const Outcome& outcome) {
+      found.assign(outcome.shape.begin(), outcome.shape.end());
+      found.insert(found.end(), outcome.received.begin(), outcome.received.end());
+    });
+    if (const size_t n = rows_in(capacity, found.size())) std::copy_n(found.begin(), n, sizes);
+    return static_cast<int32_t>(found.size());
+  });
+}
+
 FARANDOLE_API void farandole_release(int64_t handle) {
   guarded([&] { runtime()->handles().release(handle); });
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
-from farandole._library import error, ffi, lib
+from farandole._library import check_count, error, ffi, lib
 from farandole.arrays.buffers import Buffer, ResultMemory
 from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Shape
@@ -300,8 +300,11 @@ def take(number: int, buffer: Buffer, stream: int) -> tuple[ResultMemory | CudaA
     `buffer` is the input. `stream` is the first stream that reads a result on a GPU.
     """
     result = _result(number)
-    shape = tuple(result.shape[0 : result.ndim])
-    received = tuple(result.received[0 : result.n_received])
+    # Not in result.shape, because a signal handler may look at another result on this thread.
+    count = result.ndim + result.n_received
+    sizes = ffi.new("int64_t[]", count)
+    check_count(lib.farandole_sizes_of(number, sizes, count))
+    shape, received = tuple(sizes[0 : result.ndim]), tuple(sizes[result.ndim : count])
     if buffer.device >= 0:
         pointer = _nonzero(lib.farandole_take(number))
         return CudaArray.taken(pointer, buffer.dtype, shape, buffer.device, stream), received

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,15 @@ def test_both_prepare_a_call() -> None:
     turns = itertools.count()
     program, handler = (lambda kind=kind: reduced(kind, next(turns)) for kind in "ab")
     assert at_each_moment(program, handler) > 100
+
+
+def test_both_take_a_result() -> None:
+    turns = itertools.count()
+
+    def gathered(x: Any) -> None:
+        assert np.array_equal(fd.allgather(x, name=f"gathered {next(turns)}"), x)
+
+    assert at_each_moment(partial(gathered, X), partial(gathered, Y)) > 100
 
 
 @pytest.mark.parametrize(

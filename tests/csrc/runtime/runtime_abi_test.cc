@@ -60,6 +60,25 @@ TEST(two_threads_take_their_own_results) {
   shut_down();
 }
 
+// Unlike the arrays of farandole_result_of, the caller's own array keeps its numbers.
+TEST(sizes_are_written_to_the_caller_s_memory) {
+  init_alone();
+  Floats data = values_of(0, 6);
+  const int64_t handle = done(alltoall(data));
+  std::vector<int64_t> expected(kLongShape.begin(), kLongShape.end());
+  expected.push_back(2);
+  const auto count = static_cast<int32_t>(expected.size());
+  CHECK_EQ(farandole_sizes_of(handle, nullptr, 0), count);
+  std::vector<int64_t> sizes(expected.size(), -1);
+  CHECK_EQ(farandole_sizes_of(handle, sizes.data(), count - 1), count);
+  CHECK_EQ(sizes.back(), -1);
+  CHECK_EQ(farandole_sizes_of(handle, sizes.data(), count), count);
+  CHECK(sizes == expected);
+  farandole_release(handle);
+  CHECK_EQ(farandole_sizes_of(handle, sizes.data(), count), -FARANDOLE_E_ARGUMENT);
+  shut_down();
+}
+
 TEST(taking_a_result_without_memory_is_an_error) {
   init_alone();
   Floats data = values_of(0, 6);
