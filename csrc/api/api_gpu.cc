@@ -46,9 +46,10 @@ FARANDOLE_API int32_t farandole_order_streams(int32_t device, uint64_t before, u
 }
 
 FARANDOLE_API int32_t farandole_free_on(void* memory, uint64_t stream) {
+  if (process().forked) return 1;  // first: another thread of the parent may have held the mutex
   std::unique_lock lock(process().on_gpu_mutex);
   auto found = process().on_gpu.extract(memory);
-  if (!found || process().forked) return 1;
+  if (!found) return 1;
   // Removes the entry first: once the memory is free, another thread may be given the same address and insert it.
   lock.unlock();
   if (found.mapped()->free(reinterpret_cast<uintptr_t>(memory), stream_of(stream))) return 1;

@@ -219,6 +219,22 @@ TEST(a_forked_child_has_no_descriptor_of_its_parent_s_job) {
   shut_down();
 }
 
+// Children free what they have inherited, while the parent's other threads free as well.
+TEST(a_forked_child_frees_gpu_memory_without_the_parent_s_lock) {
+  std::atomic<bool> over{false};
+  std::thread frees([&] {
+    while (!over) farandole_free_on(nullptr, 0);
+  });
+  for (int turn = 0; turn < 200; ++turn) {
+    run_in_fork([] {
+      farandole_forked();
+      CHECK_EQ(farandole_free_on(nullptr, 0), 1);
+    });
+  }
+  over = true;
+  frees.join();
+}
+
 // What a rank is does not change in its forked child; whether it may work there does.
 TEST(a_forked_child_knows_where_it_stands) {
   init_alone();
