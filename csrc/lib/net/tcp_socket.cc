@@ -196,7 +196,8 @@ bool TcpListener::undecided(Unauthenticated& caller, int32_t own, const Key128& 
   for (;;) {
     const bool greeted = caller.greeted();
     const size_t size = greeted ? kProof : kHello;
-    if (!receive_up_to(caller.fd.get(), size, got)) return false;
+    // A caller that has hung up since its proof will call again. It is noticed by the byte after the proof.
+    if (!receive_up_to(caller.fd.get(), size + (greeted ? 1 : 0), got)) return false;
     if (got.size() < size) return true;
     if (!greeted && !answer(caller, own, key)) return false;
     if (!greeted) continue;

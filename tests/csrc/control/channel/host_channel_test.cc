@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The channel between hosts, and everybody else who knocks at its door.
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -158,6 +159,31 @@ TEST(who_has_said_its_hello_does_not_go_for_the_silent) {
   while (!caller.step()) caller.wait(patience());
   root.join();
   CHECK(caller.trouble().ends_with("; "));  // nothing was tried in vain
+}
+
+// A caller that gave up between its proof and the welcome has called again: its first connection is of no use.
+TEST(who_has_hung_up_since_its_proof_is_not_taken) {
+  constexpr TcpLine kLine = 1;
+  TcpListener listener;
+  const Key128 key = random_key();
+  TcpCaller again(7, 0, kLine, listener.address(), key);
+  {
+    TcpCaller caller(7, 0, kLine, listener.address(), key);
+    caller.step();  // sends its hello: loopback connects at once
+    CHECK(!listener.take(0, 7, kLine, key));
+    caller.step();  // sends its proof
+  }
+  CHECK(!listener.take(0, 7, kLine, key));
+  Fd taken;
+  while (!again.step()) {
+    if (!taken) taken = listener.take(0, 7, kLine, key);
+  }
+  while (!taken) taken = listener.take(0, 7, kLine, key);
+  std::byte one{1};
+  CHECK_EQ(::send(again.fd().get(), &one, 1, MSG_NOSIGNAL), 1);
+  pollfd event{taken.get(), POLLIN, 0};
+  CHECK_EQ(poll(&event, 1, patience().poll_ms()), 1);
+  CHECK_EQ(recv(taken.get(), &one, 1, MSG_DONTWAIT), 1);
 }
 
 // More honest callers than strangers are allowed, all of them unproved at once: none is dropped.
