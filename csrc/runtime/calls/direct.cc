@@ -22,11 +22,14 @@ std::optional<DirectCalls::Visit> DirectCalls::enter(const CheckedCall& call,
   if (!free || request.parts() > 1 || !fits_cell(request.signature, mine, set)) return std::nullopt;
   const uint64_t definition = setup_.pending.definition_of(request, mine, call.found);
   if (definition == 0) return std::nullopt;
-  set.meeting = true;
-  if (mine.named) mine.named->in_flight = true;
   const uint64_t sequence = mine.named ? 0 : setup_.pending.next_unnamed(request.set);
   const int64_t rows = request.signature.traits().ragged() ? mine.shape[0] : 0;
-  return Visit{set.cell, {definition, sequence, rows}, set};
+  Visit visit{set.cell, {definition, sequence, rows}, set};
+  setup_.memory.add(request.signature, mine, set);
+  // Nothing after this line throws. A cell that nobody leaves would block all later calls of the set.
+  set.meeting = true;
+  if (mine.named) mine.named->in_flight = true;
+  return visit;
 }
 
 // If this rank fails after all members have met, the whole job ends, because only this rank would lack the result.
@@ -50,6 +53,7 @@ bool DirectCalls::meet(const Visit& visit, const Request& request, Submission& m
 }
 
 DirectCalls::Next DirectCalls::leave(const Request& request, const Submission& mine, bool met) {
+  setup_.memory.remove(mine);
   ProcessSet* set = setup_.sets.find(request.set);
   if (set) set->meeting = false;
   left_.notify_all();  // threads in clear() continue once this thread releases the mutex

@@ -18,6 +18,7 @@
 #include "data/shm/cell.h"
 #include "runtime/calls/handles.h"
 #include "runtime/calls/job_state.h"
+#include "runtime/calls/memory_in_use.h"
 #include "runtime/calls/request_checks.h"
 #include "runtime/calls/tables.h"
 
@@ -31,6 +32,7 @@ class DirectCalls {
     Recorder& recorder;
     PendingTable& pending;
     ProcessSets& sets;
+    MemoryInUse& memory;
   };
   explicit DirectCalls(Setup setup) : setup_(setup) {}
 
@@ -45,8 +47,9 @@ class DirectCalls {
   static void tell(const ProcessSet* set);
 
   // Occupies the cell in which this call may complete. Returns nullopt if the call must go through the coordinator.
+  // `mine` must already have its handle. If enter() throws, the cell is free.
   std::optional<Visit> enter(const CheckedCall& call, const Submission& mine);
-  // Returns true if all members have met and this rank's output is written. `mine` must already have its handle.
+  // Returns true if all members have met and this rank's output is written.
   bool meet(const Visit& visit, const Request& request, Submission& mine);
   enum class Next {
     kEnded,   // the call has completed, or fails with the job

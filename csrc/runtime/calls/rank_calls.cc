@@ -138,14 +138,11 @@ bool RankCalls::call(PreparedSubmission& prepared) {
   direct_.clear(lock, request.set);
   check_open();
   Submission mine = checked(prepared);
-  std::optional<DirectCalls::Visit> visit = direct_.enter(*prepared.call, mine);
   note(request, mine, prepared.handles);
-  if (visit) {
-    memory_.add(request.signature, mine, visit->set);
+  if (const auto visit = direct_.enter(*prepared.call, mine)) {
     lock.unlock();
     const bool met = direct_.meet(*visit, request, mine);
     lock.lock();
-    memory_.remove(mine);
     const DirectCalls::Next next = direct_.leave(request, mine, met);
     if (next == DirectCalls::Next::kEnded) return met;
     if (next == DirectCalls::Next::kFails) {

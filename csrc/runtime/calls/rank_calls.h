@@ -172,7 +172,7 @@ class RankCalls {
   ProcessSets sets_;
   Reporter reporter_;
   MemoryInUse memory_{setup_.own};
-  DirectCalls direct_{{handles, job, setup_.recorder, pending_, sets_}};
+  DirectCalls direct_{{handles, job, setup_.recorder, pending_, sets_, memory_}};
   std::optional<CallKey> find_key(Handle handle) const;  // the caller holds the mutex
 
   uint64_t asked_ = 0;                       // number of questions (Inquire) asked so far
