@@ -18,6 +18,8 @@ namespace {
 constexpr std::chrono::milliseconds kCallPatience{20};
 // Maximum time for which a failing rank waits for its peers to learn the cause.
 constexpr std::chrono::seconds kFarewell{1};
+// Maximum time for which a leader waits at the end for members to read the log. On a loaded machine they may be late.
+constexpr std::chrono::seconds kDelivery{10};
 
 Coordinator::Settings coordinator_settings(const Config& config, const Topology& topology) {
   Coordinator::Settings settings;
@@ -94,6 +96,10 @@ Runtime::Runtime(Config config, Topology topology, std::span<const PeerInfo> pee
 
 Runtime::~Runtime() {
   driver_->stop();
+  // Members can read their rings without this process, but not the entries that wait for room in a ring. If a member
+  // missed the last one, it would take this rank's end for a death.
+  auto delivered = [&] { return !leader_ || !calls_->job.stopped() || leader_->delivered(); };
+  driver_->await(delivered, Deadline::in(kDelivery));
   fabric_->finish(Deadline::in(kFarewell));
   watch_->stop();
 }

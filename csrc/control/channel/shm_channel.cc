@@ -171,4 +171,9 @@ bool LeaderChannel::has_report() const {
   });
 }
 
+bool LeaderChannel::delivered() const {
+  return std::ranges::all_of(
+      members_, [](const Member& member) { return member.down_broken || member.down.delivered(); });
+}
+
 }  // namespace farandole

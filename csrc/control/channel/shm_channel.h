@@ -49,6 +49,8 @@ class MessageWriter {
   void flush();
   // True if a queued piece may now fit into the ring. May be called from any thread.
   bool can_flush() const { return waiting_.load() && ring_.room_granted(); }
+  // True if the ring holds everything, so that the reader needs this process no longer. May be called from any thread.
+  bool delivered() const { return !waiting_.load(); }
 
  private:
   void push_piece(std::byte mark, ByteView piece);
@@ -108,6 +110,7 @@ class LeaderChannel {
   // Wakes members that have entries to read or room to write. Call this after a batch of entries.
   void wake_members();
   bool has_report() const;
+  bool delivered() const;  // to all members; see MessageWriter
 
  private:
   struct Member {

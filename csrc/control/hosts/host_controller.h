@@ -55,6 +55,8 @@ class HostController {
     return setup_.channel.has_report() || has_lost_ ||
            (setup_.hosts && setup_.hosts->has_message());
   }
+  // True if the other ranks of this host can read the whole log without this process.
+  bool delivered() const { return setup_.channel.delivered(); }
   // Reports the death of a rank on this host. The caller must wake the driver.
   void lose(Rank rank, Failure failure);
 

@@ -315,6 +315,42 @@ TEST(leaving_has_a_limit_though_rank_0_stands_still) {
   });
 }
 
+// Rank 1 stands still while it has more to read than its ring holds. Rank 0 is done with the job at once, but not gone.
+TEST(the_end_of_a_leader_takes_no_entries_with_it) {
+  constexpr int kSubmitted = 0, kLast = 1, kLeave = 2;  // events
+  LocalBootstrap bootstrap(2);
+  Children children(bootstrap, {}, {}, [](TestRank& self) {
+    if (self.rank == 0) {
+      self.bootstrap.await(kSubmitted, 1);
+      raise(SIGSTOP);
+      std::thread watcher([&self, runtime = self.runtime()]() mutable {
+        while (!runtime->calls().job.stopped()) std::this_thread::yield();
+        self.bootstrap.tell(kLast);
+        runtime.reset();
+      });
+      self.leave();
+      return watcher.join();
+    }
+    std::vector<Floats> data(3000, Floats(1));  // of calls that rank 0 does not make
+    std::vector<Handle> handles;
+    for (Floats& one : data) handles.push_back(self.submit(allreduce(one)));
+    self.runtime()->driver().explain(handles.back(), patience());  // rank 0 has heard of all
+    self.bootstrap.tell(kSubmitted);
+    self.bootstrap.await(kLeave, 1);
+    CHECK(!self.runtime()->leave(false, "", Deadline::in(0ms)));
+    raise(SIGSTOP);
+    CHECK(contains(self.wait({handles.back()}).text, "rank 1 finished normally"));
+    self.leave();
+  });
+  children.await_stop(0);
+  bootstrap.tell(kLeave);
+  children.await_stop(1);
+  children.send(0, SIGCONT);
+  bootstrap.await(kLast, 1);
+  children.send(1, SIGCONT);
+  children.end_well();
+}
+
 // As Ctrl-C does it.
 TEST(a_normal_leave_may_become_a_failed_one) {
   run_jobs({2}, [](TestRank& self) {
