@@ -72,10 +72,10 @@ def add(work: GroupWork, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> N
     if not uses:
         return
     with _lock:
-        _of_work[id(work)] = work, uses
         for use in uses:
             insort(_uses, use)
             _longest = max(_longest, use.end - use.begin)
+        _of_work[id(work)] = work, uses  # last, because a signal handler's call may sweep it
 
 
 def remove(work: GroupWork) -> None:

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +15,7 @@ import farandole as hvd
 from farandole.arrays import buffers
 from farandole.c10d import memory_in_use
 from harness.c10d import backend  # noqa: F401 (a fixture of all tests)
+from harness.moments import at_each_moment
 
 pytestmark = [pytest.mark.ranks(2, 3)]  # marks of one test narrow it
 
@@ -118,6 +123,26 @@ def test_a_root_may_send_one_tensor_to_two_groups_at_once() -> None:
         dist.broadcast(x, 0, second)
         dist.send(token, 1)
     assert (x == 0.0).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_calls_of_a_signal_handler_keep_no_tensor() -> None:
+    own = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    used: list[weakref.ref[torch.Tensor]] = []
+
+    def gather(count: int) -> None:
+        x, y = (
+            torch.ones(count),
+            torch.zeros(count),
+        )  # too large for _kept
+        used.extend(map(weakref.ref, (x, y)))
+        work = dist.all_gather_into_tensor(y, x, group=own, async_op=True)
+        assert work is not None
+        work.wait()
+
+    assert at_each_moment(partial(gather, 1000), partial(gather, 2000)) > 50
+    gc.collect()
+    assert [ref for ref in used if ref() is not None] == []
 
 
 def sum_of_ranks(name: str, x: torch.Tensor) -> hvd.Handle:
