@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "check.h"
+#include "data/hierarchical/mpi_wire.h"
 #include "lib/mpi/mpi_process.h"
 
 using namespace farandole;
@@ -74,6 +75,46 @@ TEST(a_message_of_the_wrong_length_is_an_error) {
     comm->send(sent.data(), 50, 0, 7);
     CHECK_THROWS(await(shorter), ErrorCode::kLibrary);
     CHECK_THROWS(comm->send(sent.data(), 1, 99, 7), ErrorCode::kLibrary);  // no such rank
+  });
+}
+
+// In a test, a message that is too long stands for a lost rank: MPI fails the receive.
+TEST(a_wire_withholds_an_error_of_mpi_then_names_the_rank) {
+  with_mpi([](Started& mpi) {
+    using Channel = Wire::Channel;
+    const std::unique_ptr<MpiComm> comm = MpiComm::borrow(mpi.self());
+    const std::vector<std::string> hosts{"this host"};
+    MpiWire wire(*comm, {0}, hosts, 3);
+    const Deadline deadline = Deadline::in(std::chrono::seconds(30));
+    const auto await_all = [&](std::vector<Wire::Ticket> tickets) {
+      for (Wire::Ticket ticket : tickets) {
+        while (!wire.done(ticket)) CHECK(!deadline.expired());
+      }
+    };
+    const auto partial = bytes_of(50, 1), result = bytes_of(60, 2);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<std::byte> first(60), second(50);
+      await_all({wire.send(0, Channel::kPartial, partial.data(), 50),
+                 wire.send(0, Channel::kResult, result.data(), 60),
+                 wire.receive(0, Channel::kResult, first.data(), 60),
+                 wire.receive(0, Channel::kPartial, second.data(), 50)});
+      CHECK(first == result && second == partial);
+    }
+    std::vector<std::byte> small(10);
+    wire.send(0, Channel::kPartial, partial.data(), 50);
+    const Wire::Ticket failed = wire.receive(0, Channel::kPartial, small.data(), 10);
+    const auto fails = [&](Wire::Ticket ticket) {
+      for (;;) {
+        CHECK(!wire.done(ticket));
+        CHECK(!deadline.expired());
+      }
+    };
+    CHECK(!wire.done(failed));
+    const Wire::Ticket later = wire.receive(0, Channel::kResult, small.data(), 10);
+    CHECK(contains(CHECK_THROWS(fails(later), ErrorCode::kPeer),
+                   "rank 0 on this host can't be reached by MPI any more"));
+    CHECK_THROWS(wire.done(failed), ErrorCode::kPeer);
+    CHECK(wire.abandon());
   });
 }
 
