@@ -38,7 +38,7 @@ def lost(numbers: Iterable[int]) -> bool:
 
 def in_flight() -> list[tuple[int, object]]:
     """Returns a pair (handle, memory lent to it) for each handle that the core has not settled."""
-    return [lease for lease in list(_held.items()) if lib.farandole_settled(lease[0]) == 0]
+    return [lease for lease in _held.copy().items() if lib.farandole_settled(lease[0]) == 0]
 
 
 def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: object) -> int:
