@@ -11,13 +11,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <sstream>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "lib/os/text_file.h"
 #include "lib/os/thread.h"
 
@@ -214,13 +215,17 @@ void StackReporter::ask(bool with_loops, std::function<void(Stacks)> tell) {
   if (thread_.joinable()) thread_.join();  // the previous thread has made its report and is ending
   try {
     thread_ = start_thread("farandole-stck", [this, with_loops, tell = std::move(tell)] {
-      tell(stack_report(source_, with_loops));
+      try {
+        tell(stack_report(source_, with_loops));
+      } catch (const std::exception& error) {
+        log(LogLevel::kWarning, std::string("no stack report: ") + error.what());
+      }
       std::lock_guard done(mutex_);
       busy_ = false;
     });
-    // No new thread can be started. Peers will see that this rank does not answer.
-  } catch (const std::system_error&) {
+  } catch (const std::exception& error) {  // peers see that this rank does not answer
     busy_ = false;
+    log(LogLevel::kWarning, std::string("no stack report: ") + error.what());
   }
 }
 

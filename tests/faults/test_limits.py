@@ -71,6 +71,35 @@ def test_few_threads(threads: int) -> None:
         assert "pids.max" in out
 
 
+NO_THREAD_LEFT = f"""
+fd.init()
+fd.barrier()
+if fd.rank() == 1:
+    os.setgroups([])
+    os.setgid({USER})
+    os.setuid({USER})
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    threading.Event().wait()
+try:
+    fd.allreduce(np.ones(3), name="wanted")
+except fd.FarandoleError as error:
+    print(f"{{type(error).__name__}}: {{error}}", flush=True)
+    os._exit(0)
+"""
+
+
+@needs_root
+def test_no_thread_for_a_stack_report(fork_ranks: Callable[..., ForkJob]) -> None:
+    """A warning of a stall is no reason to leave the job."""
+    limits = {"FARANDOLE_STALL_WARN": "0.3", "FARANDOLE_STALL_ABORT": "1.2"}
+    job = fork_ranks(f"{HEAD}\nimport threading\n{NO_THREAD_LEFT}", 2, limits)
+    job.ranks[0].wait_for_output("Error: ")
+    job.kill(1)
+    job.finish()
+    assert "StallError: no progress: 'wanted'" in job.ranks[0].output
+    assert "no stack report: cannot start the thread" in job.ranks[1].output
+
+
 @needs_root
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_no_proc() -> None:
