@@ -94,6 +94,24 @@ TEST(a_call_is_made_in_the_process_set_of_its_program) {
   });
 }
 
+// The call holds the runtime while XLA is asked for a stream.
+TEST(no_job_starts_before_the_last_call_of_the_one_before_has_ended) {
+  init_alone();
+  Frame call(3);
+  call.handler = farandole_xla_collective_on;
+  call.api.stream_of = [](xla::StreamArguments*) {
+    char peer_info[4096];
+    do {
+      CHECK_EQ(farandole_shutdown(0, "", 0.01), FARANDOLE_PENDING);
+      CHECK_EQ(farandole_prepare(peer_info, sizeof peer_info), -FARANDOLE_E_ARGUMENT);
+    } while (contains(farandole_error(), "init() was called already"));  // this rank still leaves
+    CHECK(contains(farandole_error(), "the last shutdown() has not ended yet"));
+    return reinterpret_cast<xla::Error*>(&destroyed);
+  };
+  CHECK(contains(call.run(), "it gives no stream"));
+  shut_down();
+}
+
 TEST(what_can_not_be_read_is_an_error) {
   init_alone();
   Frame call(3);

@@ -150,6 +150,13 @@ TEST(a_negative_number_of_rows_is_none) {
   shut_down();
 }
 
+TEST(without_a_job_nothing_is_mapped) {
+  farandole_counter counters[3]{};
+  CHECK_EQ(farandole_counters(counters, 3), 3);
+  CHECK_EQ(std::string(counters[1].name), "mapped_bytes");
+  CHECK_EQ(counters[1].value, 0);
+}
+
 TEST(what_is_no_error_is_no_refusal) {
   init_alone();
   Floats data = values_of(0, 6);
@@ -245,6 +252,7 @@ TEST(a_forked_child_knows_where_it_stands) {
     CHECK_EQ(here.rank, 0);
     CHECK_EQ(here.size, 1);
     CHECK_EQ(here.local_size, 1);
+    CHECK_EQ(here.world, 1);
     CHECK_EQ(farandole_initialized(), 0);
     CHECK_EQ(farandole_broken(), 0);
     // Where an answer is a number, an error is a negative one.

@@ -41,11 +41,11 @@ class End {
     if (!heard.end) fail("a message came instead of the end");
     return *heard.end;
   }
-  // Sends and receives what is possible now.
-  void work() {
+  // Sends and receives what is possible now. False: nothing has changed.
+  bool work() {
     poller_.collect();
-    channel_.drain([&](Rank r, ByteView m) { got_[r].push_back({{m.begin(), m.end()}}); },
-                   [&](Rank r, const std::string& how) { got_[r].push_back({{}, how}); });
+    return channel_.drain([&](Rank r, ByteView m) { got_[r].push_back({{m.begin(), m.end()}}); },
+                          [&](Rank r, const std::string& how) { got_[r].push_back({{}, how}); });
   }
 
  private:

@@ -75,6 +75,16 @@ TEST(messages_of_all_sizes_come_whole_and_in_order) {
   leaf.join();
 }
 
+// Else the driver would never sleep.
+TEST(without_news_nothing_has_changed) {
+  Pair pair = connect();
+  check_talk(pair);
+  const Deadline deadline = patience();
+  for (End* end : {pair.root.get(), pair.leaf.get()}) {
+    while (end->work()) CHECK(!deadline.expired());
+  }
+}
+
 TEST(messages_before_an_end_arrive_and_the_end_is_noticed) {
   Pair pair = connect();
   pair.root->channel().send(7, bytes_of("last word"));

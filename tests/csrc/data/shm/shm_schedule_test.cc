@@ -143,6 +143,9 @@ TEST(contradictions_are_refused) {
   part.rows = {1, 1};
   part.present = {true, false};
   refuses(part);  // rows of an absent member
+  part.signature.dtype = DType::kUInt8;
+  part.signature.shape = {-1};
+  refuses(part);  // one byte of it
   part = float_part(Op::kReducescatter, {4});
   part.rows = {1, 2};
   refuses(part);
