@@ -323,8 +323,7 @@ int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacit
 /* Return the text and the code of the calling thread's last failure. */
 const char* farandole_error(void);
 int32_t farandole_error_code(void);
-/* Both return the total number of rows, or -code. The values stay valid until the calling thread next calls
- * farandole_variables. */
+/* Both return the total number of rows, or -code. The values stay valid as long as the calling thread lives. */
 int32_t farandole_variables(farandole_variable* rows, int32_t capacity);
 int32_t farandole_counters(farandole_counter* rows, int32_t capacity);
 /* Writes the flight recorder of local rank `local`, with its last `events` events, as JSON, but at most `capacity`

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <cmath>
+#include <set>
 
 #include "base/build_id.h"
 #include "base/own_file.h"
@@ -414,20 +415,28 @@ FARANDOLE_API int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, i
   });
 }
 
+namespace {
+
+// Keeps a copy of each text as long as this thread lives. Memory that the thread's next call reuses would not do,
+// because a signal handler may make that call.
+const char* lasting(std::string text) {
+  thread_local std::set<std::string> texts;
+  return texts.insert(std::move(text)).first->c_str();
+}
+
+}  // namespace
+
 FARANDOLE_API int32_t farandole_variables(farandole_variable* rows, int32_t capacity) {
-  thread_local std::vector<std::string> values;
   return negated([&]() -> int32_t {
     const auto here = runtime_if_any();
     Config config = here ? here->config() : read_config();
     auto table = variables();
-    values.clear();
-    for (const Variable& variable : table) values.push_back(variable.get(config));
     for (size_t i = 0; i < rows_in(capacity, table.size()); ++i) {
       rows[i] = {table[i].name,
                  table[i].alias,
                  table[i].fallback,
                  table[i].meaning,
-                 values[i].c_str(),
+                 lasting(table[i].get(config)),
                  table[i].job_wide ? 1 : 0,
                  text_of(config.sources[i])};
     }

@@ -137,6 +137,21 @@ TEST(after_a_shutdown_no_thread_is_in_the_core) {
   }
 }
 
+TEST(values_of_settings_outlive_the_next_look_at_them) {
+  const auto rate = [](const char* value) {
+    setenv("FARANDOLE_LOG_RATE", value, 1);
+    std::vector<farandole_variable> rows(static_cast<size_t>(farandole_variables(nullptr, 0)));
+    farandole_variables(rows.data(), static_cast<int32_t>(rows.size()));
+    const auto found = std::ranges::find(rows, "FARANDOLE_LOG_RATE",
+                                         [](const auto& row) { return std::string(row.name); });
+    return found->value;
+  };
+  const char* const before = rate("1234567890123");
+  CHECK_EQ(std::string(rate("21")), "21");
+  CHECK_EQ(std::string(before), "1234567890123");
+  unsetenv("FARANDOLE_LOG_RATE");
+}
+
 TEST(a_negative_number_of_rows_is_none) {
   init_alone();
   CHECK_EQ(farandole_set_ranks(0, nullptr, -1), 1);
