@@ -165,6 +165,12 @@ TEST(a_negative_number_of_rows_is_none) {
   shut_down();
 }
 
+TEST(a_start_without_a_preparation_is_an_error) {
+  const farandole_world world{};
+  CHECK_EQ(farandole_start(&world), FARANDOLE_E_ARGUMENT);
+  CHECK(contains(farandole_error(), "call farandole_prepare first"));
+}
+
 TEST(without_a_job_nothing_is_mapped) {
   farandole_counter counters[3]{};
   CHECK_EQ(farandole_counters(counters, 3), 3);

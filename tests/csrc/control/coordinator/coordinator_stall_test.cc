@@ -74,7 +74,9 @@ TEST(a_disagreement_ends_when_every_rank_waits_for_another) {
   job.report(2, blocked_in("optimizer.0.b", kInBackward));
   CHECK(job.notices().empty());
   job.report(1, blocked_in("metric",
-                           "  File \"/home/train.py\", line 9 in main, in the loop of line 6\n"));
+                           "  File \"/home/train.py\", line 9 in main, in the loop of line 6\n"
+                           "Thread 9 (most recent call first):\n"
+                           "  File \"/home/loader.py\", line 3 in read\n"));
   const std::string diagnosis =
       "rank 1 left the training loop (train.py:9) while ranks 0, 2 are in backward (train.py:8): "
       "uneven data? use join() or drop_last\n"
@@ -85,6 +87,7 @@ TEST(a_disagreement_ends_when_every_rank_waits_for_another) {
   CHECK(notices[0].starts_with(diagnosis));
   contains(notices[0], "\n      File \"/home/train.py\", line 9 in main");
   contains(notices[0], "\n      File \"/home/train.py\", line 8 in main");
+  CHECK(notices[0].find("loader.py") == std::string::npos);  // only the main thread's
   std::set<std::string> failed;
   for (const Entry& entry : job.publish()) {
     const Fail& fail = std::get<Fail>(entry);
