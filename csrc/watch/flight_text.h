@@ -24,8 +24,8 @@ struct FlightDump {
 };
 std::vector<FlightDump> dumps_of(const FlightMemory& memory, std::span<const int> locals,
                                  const std::string& reason);
-// Writes the files to `folder`, atomically. Only this user can read them. Two processes may dump the same recorder; the
-// later dump stays. Throws Error(kLibrary).
+// Writes the files to `folder`, atomically. Only this user can read them. Two processes may dump the same recorder; an
+// older dump does not replace a newer file. Throws Error(kLibrary).
 void write_dumps(const std::vector<FlightDump>& dumps, const std::string& folder);
 
 // The flight recorders of a host, which any process can read through a descriptor of their memory. The writer may be

@@ -82,9 +82,10 @@ std::string stack_of_main_thread(const StackSource& source) {
 
 // Asks Python's thread for the stacks of all threads. Asks the main thread if that thread does not answer.
 StackReporter::Stacks python_stacks(const StackSource& source) {
+  if (source.socket < 0) return {};
   drain(source.socket);
-  if (send(source.socket, "?", 1, MSG_DONTWAIT | MSG_NOSIGNAL) != 1) return {};
-  std::string answer = read_within(source.socket, kAnswer), main_only;
+  const bool asked = send(source.socket, "?", 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1;
+  std::string answer = asked ? read_within(source.socket, kAnswer) : "", main_only;
   if (answer.empty()) {
     main_only = stack_of_main_thread(source);
     answer = read_within(source.socket, std::chrono::milliseconds{0});  // a busy machine delays it

@@ -42,8 +42,8 @@ class StackReporter {
     bool main_alone = false;  // true if no other thread runs Python code that may make calls
   };
   // Starts a report and returns at once. A new thread calls `tell`, at the latest after about a second. Does nothing
-  // while an earlier report is in progress. If `with_loops` is true, also reads the sources of the user's frames and names the lines of
-  // the loops that enclose each frame's line. May be called from any thread.
+  // while an earlier report is in progress. If `with_loops` is true, also reads the sources of the user's frames and
+  // names the lines of the loops that enclose each frame's line. May be called from any thread.
   void ask(bool with_loops, std::function<void(Stacks)> tell);
 
  private:

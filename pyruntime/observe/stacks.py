@@ -10,9 +10,12 @@ a frame while the handler reads it, and the process crashes.
 
 from __future__ import annotations
 
+import _socket
+import contextlib
 import faulthandler
+import gc
 import os
-import socket
+import signal
 import sys
 import threading
 from itertools import dropwhile
@@ -48,36 +51,43 @@ def install() -> None:
     global _installed
     if _installed:
         return
-    signal = check_count(lib.farandole_stack_signal())
-    core, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    number = check_count(lib.farandole_stack_signal())
+    core, own = _socket_pair()
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    lib.farandole_stacks(core.fileno(), signal, reader)
+    lib.farandole_stacks(core, number, reader)
     left_out = () if setting("FARANDOLE_LOG_LEVEL") in ("debug", "trace") else _own_folders()
     thread = threading.Thread(
         target=_answer, args=(own, left_out), name="farandole.stacks", daemon=True
     )
     try:
         thread.start()
-        _register(signal, writer)
+        _register(number, writer)
     except (RuntimeError, ValueError):
         lib.farandole_stacks(-1, 0, -1)
-        core.close()  # which ends the thread
-        os.close(reader)
-        os.close(writer)
+        for end in (core, reader, writer):  # without `core`, the thread ends and closes `own`
+            os.close(end)
         raise
-    core.detach()  # the core keeps both `core` and `reader` open
     _installed = True
 
 
-def _register(signal: int, writer: int) -> None:
-    """Lets the signal write the main thread's stack to a pipe. Does nothing for the signal 0."""
-    if signal == 0:
+def _socket_pair() -> list[int]:
+    """Returns two blocking sockets for messages. Does not use the module `socket`, whose class and
+    default timeout a program may have changed."""
+    ends = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
+    for end in ends:
+        os.set_blocking(end, True)
+    return ends
+
+
+def _register(number: int, writer: int) -> None:
+    """Lets a signal write the main thread's stack to a pipe. Does nothing for the signal 0."""
+    if number == 0:
         return
     try:
-        faulthandler.register(signal, file=writer, all_threads=False)
+        faulthandler.register(number, file=writer, all_threads=False)
     except (OSError, RuntimeError, ValueError) as reason:  # SIGKILL, reserved by glibc, ...
         raise ValueError(
-            f"FARANDOLE_STACK_SIGNAL={signal}: Python can't show its stacks by this signal "
+            f"FARANDOLE_STACK_SIGNAL={number}: Python can't show its stacks by this signal "
             f"({reason}); unset the variable: farandole then chooses a free signal"
         ) from reason
 
@@ -88,17 +98,24 @@ def _own_folders() -> tuple[str, ...]:
     return tuple(f"{folder}/" for folder in own_folders())
 
 
-def _answer(core: socket.socket, left_out: tuple[str, ...]) -> None:
-    """Answers each request of the core with one message, until the process ends. The first
-    character is "1" if no thread but the main thread runs Python code that may make calls."""
-    while core.recv(1):
-        core.send(_stacks(left_out).encode(errors="replace")[:_MAX_BYTES])
+def _answer(core: int, left_out: tuple[str, ...]) -> None:
+    """Answers each request of the core with one message, until the core closes its socket. The
+    first character is "1" if no thread but the main thread runs Python code that may make calls."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for other threads
+    while os.read(core, 1):
+        try:
+            answer = _stacks(left_out)
+        except Exception as reason:  # for example from a thread whose class has its own `name`
+            answer = f"0Python can't show its stacks: {reason!r}\n"
+        with contextlib.suppress(OSError):  # too long for this system: the core asks the signal
+            os.write(core, answer.encode(errors="replace")[:_MAX_BYTES])
+    os.close(core)
 
 
 def _stacks(left_out: tuple[str, ...]) -> str:
     """Returns the answer: the stacks of all threads but this one, the main thread's first."""
-    frames = sys._current_frames()
-    del frames[threading.get_ident()]
+    frames = _frames()
+    frames.pop(threading.get_ident(), None)
     main = frames.pop(threading.main_thread().ident or 0, None)
     alone = main is not None and all(map(_is_quiet, frames.values()))
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -110,13 +127,25 @@ def _stacks(left_out: tuple[str, ...]) -> str:
     return f"{alone:d}" + "\n".join(parts)
 
 
+def _frames() -> dict[int, FrameType]:
+    """Returns the innermost frame of each thread. Prevents garbage collections meanwhile, because
+    Python 3.11 before 3.11.12 may then wait for ever (python/cpython#106883)."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _is_quiet(frame: FrameType) -> bool:
     """Returns True for a thread that never calls farandole."""
     return any(at.f_code.co_filename.endswith(_QUIET_FILES) for at, _ in walk_stack(frame))
 
 
 def _stack(whose: str, frame: FrameType, left_out: tuple[str, ...]) -> str:
-    """Returns a thread's stack as faulthandler writes it. The first frame is the user's."""
+    """Returns a thread's stack as faulthandler writes it, without farandole's frames at the top."""
     places = [(at.f_code.co_filename, line, at.f_code.co_name) for at, line in walk_stack(frame)]
     places = list(dropwhile(lambda place: place[0].startswith(left_out), places))
     lines = [f'  File "{file}", line {line} in {name}' for file, line, name in places]

@@ -163,7 +163,7 @@ def _limits() -> Iterator[Finding]:
         yield warning("pidfd", text, "permit pidfd_open in the sandbox; farandole works without it")
     signal = lib.farandole_stack_signal()
     if signal > 0:
-        yield ok("stack signal", f"{signal}: stall reports always show Python stacks")
+        yield ok("stack signal", f"{signal}: stall reports show the main thread's stack")
     else:
         text = "none: stall reports show no Python stacks while native code holds the GIL"
         yield warning("stack signal", text, "unset FARANDOLE_STACK_SIGNAL")

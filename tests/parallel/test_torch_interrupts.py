@@ -68,6 +68,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        torch.set_grad_enabled(True)  # Ctrl-C in torch.no_grad() may leave it off
     if not part.has_ended():  # it came between two calls: as the end of a program that lets it pass
         part.end(caught.value)
 

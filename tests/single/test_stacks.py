@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,6 +83,40 @@ def test_a_long_stack_ends_with_dots() -> None:
     main = deep(200)[1:].split("\n\n")[0].splitlines()
     assert len(main) == 102
     assert main[-1] == "  ..."
+
+
+def test_a_default_timeout_does_not_hold_for_the_core_s_socket() -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.01)
+    try:
+        ends = stacks._socket_pair()
+    finally:
+        socket.setdefaulttimeout(before)
+    assert all(map(os.get_blocking, ends))
+    for end in ends:
+        os.close(end)
+
+
+def test_a_thread_that_cannot_be_shown_ends_no_answers() -> None:
+    class Nameless(threading.Thread):
+        @property
+        def name(self) -> str:  # type: ignore[override]
+            raise AttributeError("none")
+
+    core, own = stacks._socket_pair()
+    answering = threading.Thread(target=stacks._answer, args=(own, ()))
+    answering.start()
+    end = threading.Event()
+    odd = Nameless(target=end.wait)
+    odd.start()
+    os.write(core, b"?")
+    assert os.read(core, 65536).startswith(b"0Python can't show its stacks: AttributeError")
+    end.set()
+    odd.join()
+    os.write(core, b"?")
+    assert b"Main thread (most recent call first):\n  File" in os.read(core, 65536)
+    os.close(core)
+    answering.join()
 
 
 def test_stacks_of_threads_that_run() -> None:

@@ -98,13 +98,12 @@ void write_text_file(const std::string& path, const std::string& text,
   };
   const Fd fd(openat(folder, fresh.c_str(), kFresh, kMode));
   if (!fd || !write_whole(fd.get(), text)) give_up("cannot write " + path);
-  if (made_ns) {
-    const timespec time = timespec_of(*made_ns), times[2] = {time, time};
-    if (futimens(fd.get(), times) != 0) give_up("cannot set the time of " + path);
-    if (is_made_later(look_at(folder, parts.name.c_str()), *made_ns)) {
-      unlinkat(folder, fresh.c_str(), 0);
-      return;
-    }
+  const timespec time = timespec_of(made_ns.value_or(0)), times[2] = {time, time};
+  // Some file systems keep no times. Their files are replaced.
+  if (made_ns && futimens(fd.get(), times) == 0 &&
+      is_made_later(look_at(folder, parts.name.c_str()), *made_ns)) {
+    unlinkat(folder, fresh.c_str(), 0);
+    return;
   }
   if (renameat(folder, fresh.c_str(), folder, parts.name.c_str()) != 0) {
     give_up("cannot make " + path);

@@ -121,7 +121,7 @@ TEST(an_answer_that_comes_too_late_is_in_no_other_report) {
 }
 
 TEST(the_signal_tells_the_main_thread_s_stack_if_python_s_thread_cannot_run) {
-  const Sockets sockets;
+  Sockets sockets;
   int ends[2];
   CHECK_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
   const Fd reading(ends[0]), writing(ends[1]);
@@ -133,14 +133,17 @@ TEST(the_signal_tells_the_main_thread_s_stack_if_python_s_thread_cannot_run) {
       if (write(stacks_pipe, text, std::strlen(text)) < 0) _exit(1);
     }
   });
-  StackReporter::Stacks told;
-  const Deadline patience = Deadline::in(std::chrono::seconds(30));
-  do {  // a busy machine may run the handler too late
-    told = report_from({sockets.core.get(), number, reading.get()});
-  } while (told.text.starts_with("Python has not answered") && !patience.expired());
+  for (const bool thread_lives : {true, false}) {
+    if (!thread_lives) sockets.python.reset();
+    StackReporter::Stacks told;
+    const Deadline patience = Deadline::in(std::chrono::seconds(30));
+    do {  // a busy machine may run the handler too late
+      told = report_from({sockets.core.get(), number, reading.get()});
+    } while (told.text.starts_with("Python has not answered") && !patience.expired());
+    CHECK_EQ(after_first_line(told.text), kMain + "  File \"train.py\", line 4\n");
+    CHECK(!told.main_alone);
+  }
   signal(number, SIG_DFL);
-  CHECK_EQ(after_first_line(told.text), kMain + "  File \"train.py\", line 4\n");
-  CHECK(!told.main_alone);
 }
 
 TEST(frames_of_the_user_show_their_loops) {
