@@ -153,13 +153,14 @@ def _row(fault: str, said: list[str]) -> str:
 
 
 def _comparable(text: str) -> set[str]:
-    """The lines of a section, without what differs between runs: process ids, times, and which of
-    two ranks leaves first with the same error."""
+    """The lines of a section, without what differs between runs: process ids, times, which of two
+    ranks leaves first with the same error, and a warning that a busy machine repeats."""
     text = re.sub(r"\n(?:  )*   (?=\S)", " ", text)  # an odd indent comes from _wrapped
     text = re.sub(r"(?<=Error: )\w+ '[\w ]+': ", "", text)  # names a call, if one is under way
     text = re.sub(r"thread \d+ \(python.*$", "thread", text, flags=re.M)
     text = re.sub(r"0x[0-9a-f]+|\b\d+(\.\d+)? s\b|(?<=pid )\d+|(?<=-CONT )\d+", "N", text)
     either = r"rank \d+ left: (Stall|Mismatch)|(Rank \d prints|Both ranks print):"
+    either += "|some ranks still wait for others"
     return {line for line in text.splitlines() if not re.search(either, line)}
 
 
