@@ -12,7 +12,7 @@ namespace {
 
 thread_local bool fails_next = false;  // this thread's next allocation
 
-// Whether the call has been made: it has not if it met with an allocation that failed.
+// Returns true if the call has been made. It has not if it met with an allocation that failed.
 bool make(TestRank& self, const CheckedCall& call, Floats& data, bool without_memory = false) {
   data = values_of(self.rank, data.size());
   const uintptr_t at = address(data.data());
