@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
+from harness.gradients import weight
 
 ROWS = 6  # of each rank's batch
 
@@ -151,19 +152,20 @@ def everyone(shape: tuple[int, ...] = (4, 3)) -> Tensor:
     return torch.stack([own(rank, shape) for rank in range(hvd.size())])
 
 
-class Mixed(nn.Module):
-    """Of three dtypes, a frozen layer, an unused one and batch normalisation."""
+# ---- rows
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.first = nn.Linear(5, 4, dtype=torch.float64).requires_grad_(False)
-        self.norm = nn.BatchNorm1d(4)
-        self.second = nn.Linear(4, 2, dtype=torch.bfloat16)
-        self.third = nn.Linear(2, 1, dtype=torch.float64)
-        self.unused = nn.Parameter(torch.ones(3, dtype=torch.float16).t())
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.first(x).float())
-        out: Tensor = self.third(self.second(x.bfloat16()).double())
-        return out
+def leaf(rows: int) -> Tensor:
+    """Three equal columns, which differ by row and rank."""
+    column = torch.arange(float(rows)) + 100 * hvd.rank()
+    return column.repeat(3, 1).t().contiguous().requires_grad_()
+
+
+def gradient_of(x: Tensor, y: Tensor) -> list[float]:
+    """By row of the leaf x: the gradient of the sum of y's weighted rows (harness.gradients)."""
+    weights = [weight(hvd.rank(), row) for row in range(len(y))]
+    (y * torch.tensor(weights)[:, None]).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    assert x.grad[:, 0].equal(x.grad[:, 2])
+    return x.grad[:, 0].tolist()

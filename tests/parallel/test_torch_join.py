@@ -4,81 +4,21 @@ its own place."""
 
 import pytest
 import torch
-from torch import Tensor
 
 import farandole.torch as hvd
+from harness.gradients import CASES
 from harness.joins import in_turns
+from harness.toys import gradient_of, leaf
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
 
-def leaf(rows: int) -> Tensor:
-    own = torch.arange(float(rows)) + 100 * hvd.rank()
-    return own.repeat(3, 1).t().contiguous().requires_grad_()
-
-
-def gradient_of(x: Tensor, y: Tensor) -> list[float]:
-    """Of the sum of `y`, weighted by its row and this rank."""
-    weights = torch.arange(1.0, len(y) + 1) + 100 * hvd.rank()
-    (y * weights[:, None]).sum().backward()
-    assert x.grad is not None
-    assert x.grad.shape == x.shape
-    assert x.grad[:, 0].equal(x.grad[:, 2])
-    return x.grad[:, 0].tolist()
-
-
+@pytest.mark.parametrize("case", CASES)
 @in_turns
-def test_allgather(active: list[int]) -> None:
-    x, other = leaf(hvd.rank() + 1), leaf(2)
-    y, _ = hvd.grouped_allgather([x, other], name="all")
-    assert len(y) == sum(rank + 1 for rank in active)
-    before = sum(rank + 1 for rank in active if rank < hvd.rank())
-    total = [sum(before + i + 1 + 100 * rank for rank in active) for i in range(hvd.rank() + 1)]
-    assert gradient_of(x, y) == pytest.approx([one / hvd.size() for one in total])
-
-
-@pytest.mark.parametrize("given", [False, True])
-@in_turns
-def test_alltoall(active: list[int], given: bool) -> None:
-    size, own = hvd.size(), hvd.rank()
-    splits = [to + 1 if given else 2 for to in range(size)]
-    x = leaf(sum(splits) + (3 if given else 0))  # more than is sent
-    y = hvd.alltoall(x, splits, "x")[0] if given else hvd.alltoall(x, None, "x")
-    place = active.index(own)
-    expected: list[float] = []
-    for to in range(size):
-        at = place * splits[to] + 100 * to  # of this rank's rows in the result of `to`
-        rows = [at + i + 1.0 if to in active else 0.0 for i in range(splits[to])]
-        expected += rows
-    assert gradient_of(x, y) == expected + [0.0] * (3 if given else 0)
-
-
-@pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
-@in_turns
-def test_reducescatter(active: list[int], op: int) -> None:
-    size = hvd.size()
-    rows = 2 * size - 1  # the last rank gets one
-    x, other = leaf(rows), leaf(1)
-    y, _ = hvd.grouped_reducescatter([x, other], name="x", op=op)
-    factor = size if op == hvd.Sum else 1  # as in Horovod
-    sent = [
-        factor * (i + 1.0 + 100 * to) if to in active else 0.0
-        for to in range(size)
-        for i in range(1 if to == size - 1 else 2)
-    ]
-    assert gradient_of(x, y) == sent
-
-
-@in_turns
-def test_reductions_and_broadcast(active: list[int]) -> None:
-    size, own = hvd.size(), hvd.rank()
-    x = leaf(2)
-    mean = [sum(i + 1.0 + 100 * rank for rank in active) / size for i in range(2)]
-    assert gradient_of(x, hvd.allreduce(x, name="x")) == pytest.approx(mean)
-    x = leaf(2)
-    root = active[0]
-    got = gradient_of(x, hvd.broadcast(x, root, name="x"))
-    assert got == pytest.approx(mean if own == root else [0.0, 0.0])
+def test_gradients(active: list[int], case: str) -> None:
+    rows, call, right = CASES[case](active)
+    x = leaf(rows)
+    assert gradient_of(x, call(hvd, x)) == pytest.approx(right)
 
 
 def test_a_rank_that_joins_before_its_backward_pass() -> None:

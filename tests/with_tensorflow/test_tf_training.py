@@ -259,37 +259,6 @@ def test_a_copied_layer_keeps_its_process_set():
             hvd.SyncBatchNormalization.from_config(config)
 
 
-def test_gradients_of_every_collective(within):
-    """As Horovod defines them: those of averages where it takes averages."""
-    n, rank = hvd.size(), hvd.rank()
-    rows = 2 * n
-    x = tf.constant(np.random.default_rng(rank).normal(size=(rows, 2)).astype("f4"))
-    factors = [
-        np.random.default_rng([7, r]).normal(size=(rows * n, 2)).astype("f4") for r in range(n)
-    ]
-    mean = sum(factors) / n
-
-    def gradient_of(call):
-        def run(x):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = call(x)
-                loss = tf.reduce_sum(y * tf.constant(factors[rank])[: tf.shape(y)[0]])
-            return tape.gradient(loss, x)
-
-        return within(run)(x)
-
-    close([gradient_of(hvd.allreduce)], [mean[:rows]])
-    close([gradient_of(lambda x: hvd.allreduce(x, op=hvd.Sum))], [n * mean[:rows]])
-    close([gradient_of(hvd.allgather)], [mean[rows * rank : rows * (rank + 1)]])
-    close([gradient_of(lambda x: hvd.broadcast(x, n - 1))], [mean[:rows] * (rank == n - 1)])
-    parts = np.concatenate([factors[r][:2] for r in range(n)])
-    close([gradient_of(hvd.reducescatter)], [parts])
-    close([gradient_of(lambda x: hvd.reducescatter(x, op=hvd.Sum))], [n * parts])
-    back = np.concatenate([factors[r][2 * rank : 2 * rank + 2] for r in range(n)])
-    close([gradient_of(hvd.alltoall)], [back])
-
-
 @pytest.mark.filterwarnings("ignore")  # Keras's own
 @pytest.mark.ranks(1)
 def test_every_call_has_an_example_that_holds(tmp_path, monkeypatch):
