@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-__all__ = ["REAL_NCCL", "Array", "Gpu", "use_double"]
+__all__ = ["Array", "Gpu", "use_double"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIBRARY = ROOT / "build" / "release" / "tests" / "libgpu_double.so"
@@ -102,13 +101,6 @@ class Gpu:
         status = ctypes.c_int()
         _call(self.lib.cuStreamIsCapturing, ctypes.c_void_p(stream), ctypes.byref(status))
         return status.value != 0
-
-    @property
-    def nccl_double(self) -> ctypes.CDLL:
-        """For who steers or counts NCCL's calls, which only its double lets him do."""
-        if REAL_NCCL:
-            pytest.skip("it steers or counts the calls of NCCL's double")
-        return self.lib
 
     def capture(self, stream: int) -> None:
         """Begins the capture of a graph, by this thread."""

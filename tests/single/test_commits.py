@@ -30,9 +30,9 @@ import farandole as fd
 from farandole import commits
 from farandole.commits import FILE, Saved
 from farandole.membership.messages import Commit
+from harness.commits import linked, owned_by_another, read_commit, write_commit
 
 Point = namedtuple("Point", "x y")
-OTHER = 65_534  # a user that is not this one
 
 VALUES: dict[str, Any] = {
     "plain": [1, -(2**70), 0.1, float("inf"), True, None, "naïve", {}],
@@ -52,15 +52,6 @@ VALUES: dict[str, Any] = {
     "point": Point(np.arange(3), [Point(1, 2)]),
     "__metadata__": np.arange(2),
 }
-
-
-def write_commit(folder: Path, values: dict[str, Any]) -> None:
-    commits.write_commit(folder, Saved(values))
-
-
-def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
-    found = commits.read_commit(folder, Saved(like))
-    return None if found is None else found.values
 
 
 @pytest.fixture
@@ -166,17 +157,6 @@ def test_nothing_there(folder: Path) -> None:
 
 
 # ---- whose it is
-
-
-def owned_by_another(path: Path) -> None:
-    if os.geteuid():
-        pytest.skip("only root gives files away")
-    os.chown(path, OTHER, -1)
-
-
-def linked(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {

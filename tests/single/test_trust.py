@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,18 +25,9 @@ from farandole.membership.messages import Commit
 from farandole.membership.scheduler import NotReady
 from farandole.start.secret import job_secret
 from farandole.trust import Folder
+from harness.commits import OTHER, linked, owned_by_another, read_commit, write_commit
 
-OTHER = 65_534  # a user that is not this one
 NOBODY = 0xFFFFFFFF  # in an entry that names no user
-
-
-def write_commit(folder: Path, values: dict[str, Any]) -> None:
-    commits.write_commit(folder, Saved(values))
-
-
-def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
-    found = commits.read_commit(folder, Saved(like))
-    return None if found is None else found.values
 
 
 def supervised(folder: Path) -> JobFolder:
@@ -50,17 +40,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "kept" / "call-1"
 
 
-def owned_by_another(path: Path) -> None:
-    if os.geteuid():
-        pytest.skip("only root gives files away")
-    os.chown(path, OTHER, -1)
-
-
-def linked(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
 def of_another_group(path: Path) -> None:
     owned_by_another(path)
     os.chown(path, 0, OTHER)
@@ -69,8 +48,7 @@ def of_another_group(path: Path) -> None:
 
 def exchangeable_link(path: Path) -> None:
     """Another user's, in a folder such as /tmp."""
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
+    linked(path)
     if os.geteuid():
         pytest.skip("only root gives files away")
     os.lchown(path, OTHER, OTHER)
