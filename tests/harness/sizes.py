@@ -54,6 +54,7 @@ TABLE: tuple[tuple[tuple[int, ...], tuple[int, ...], str, str], ...] = (
         "one rank is wrong, one hears of it",
     ),
     ((2,), (), "gpu_torch", "NCCL rounds a third in its own way"),
+    ((1,), (), "public", "its examples are of a world of one"),
     (
         (3,),
         (),

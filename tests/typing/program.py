@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's program that says which types it expects. test_types.py lets type checkers read it, and
-runs it as a world of one."""
+"""A user's program that says which types it expects. Type checkers read it in
+tests/single/test_types.py; tests/parallel/test_public.py runs it as a world of one."""
 
 from __future__ import annotations
 

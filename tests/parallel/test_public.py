@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users see of the API: every public call has an example that holds, and dir() shows nothing
-else. The examples run in one world of one."""
+else. The examples run in a world of one."""
 
 from __future__ import annotations
 
 import doctest
 import inspect
-import subprocess
-import sys
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ import torch
 import farandole
 import farandole.numpy
 import farandole.torch
+from harness.world import TESTS
 
+pytestmark = pytest.mark.ranks(1)
 PACKAGES: tuple[Any, ...] = (farandole, farandole.numpy, farandole.torch)
 
 
@@ -59,24 +60,18 @@ def test_every_call_has_an_example_and_says_what_it_takes() -> None:
         assert max(map(len, doc.splitlines())) <= 100, name
 
 
-def test_examples(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, __file__], cwd=tmp_path, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split()[0]) > 90  # examples
-
-
-def main() -> int:
-    """Runs them all; the number of failures."""
-    farandole.init()
+@pytest.mark.filterwarnings("default")
+def test_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     for test in examples():
         runner.run(test)
     failed, attempted = runner.summarize()
-    print(attempted, "examples")
-    return failed
+    assert failed == 0
+    assert attempted > 90
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def test_the_program_that_type_checkers_read_runs() -> None:
+    """tests/single/test_types.py"""
+    runpy.run_path(str(TESTS / "typing" / "program.py"))
+    farandole.init()
