@@ -147,12 +147,9 @@ def test_under_mpirun(mpi_ranks, end):
 @pytest.mark.parametrize(
     ("launcher", "does", "end"),
     [
-        ("fork_ranks", TRAIN, "exception"),
-        ("fork_ranks", TRAIN, "exit code"),
         ("fork_ranks", TRAIN, "interrupt"),
         ("fork_ranks", TRAIN, "normal end"),
         ("fork_ranks", TRAIN_AND_LEAVE, "normal end"),
-        ("mpi_ranks", TRAIN, "normal end"),
         ("mpi_ranks", TRAIN_AND_LEAVE, "exception"),
     ],
 )
@@ -234,21 +231,16 @@ def test_the_kernel_kills_a_rank_for_its_memory(fork_ranks, memory_limit):
 
 # ---- messages
 
-APIS = {
-    "farandole": "send, recv, zeros = fd.send, fd.recv, np.zeros",
-    "torch": """
-import torch, torch.distributed as dist, farandole.torch
-dist.init_process_group("farandole")
-send, recv = dist.send, dist.recv
-zeros = lambda n: torch.zeros(n, dtype=torch.float64)
-""",
+CALLS = {
+    "send": "fd.send(large, victim)",
+    "recv": "fd.recv(large, victim)",
+    "any": "fd.recv(large, None)",
 }
-CALLS = {"send": "send(large, victim)", "recv": "recv(large, victim)", "any": "recv(large, None)"}
 # The victim is killed when the other one waits for it, or when a message of many has begun to come.
 MESSAGES = """
 from farandole.observe.flight import own_page
 pids = fd.allgather_object(os.getpid())
-large = zeros(10_000_000)
+large = np.zeros(10_000_000)
 
 def kill_when(ready):
     while not ready():
@@ -265,17 +257,14 @@ if not receives:
     large += 1
 if rank == victim and not moving:
     threading.Event().wait()
-told(lambda: {call} if rank != victim else (recv if sends else send)(large, 1 - victim))
+told(lambda: {call} if rank != victim else (fd.recv if sends else fd.send)(large, 1 - victim))
 """
 
 
 @pytest.mark.parametrize("moving", [False, True])
-@pytest.mark.parametrize(
-    ("api", "victim", "way"),
-    [*(("farandole", 1, way) for way in CALLS), ("farandole", 0, "send"), ("torch", 1, "recv")],
-)
-def test_the_peer_of_a_message_is_killed(fork_ranks, api, victim, way, moving):
-    does = f"moving, sends = {moving}, {way == 'send'}\n{APIS[api]}\n"
+@pytest.mark.parametrize(("victim", "way"), [*((1, way) for way in CALLS), (0, "send")])
+def test_the_peer_of_a_message_is_killed(fork_ranks, victim, way, moving):
+    does = f"moving, sends = {moving}, {way == 'send'}\n"
     does += MESSAGES.format(call=CALLS[way])
     job = fork_ranks(program("pass", victim, does), 2)
     check_ends(job, 2, victim, DIED, -signal.SIGKILL)
@@ -392,54 +381,6 @@ def test_a_forked_child_is_refused_and_harmless(request, launcher):
     results = found if launcher == "fork_ranks" else [found]
     out = "".join(result.check().out for result in results)
     assert out.count("fine") == 2, out
-
-
-GROUPS = """
-import sys, tempfile, time
-import torch, torch.distributed as dist
-import farandole.torch as fd
-fd.init()
-rank = fd.rank()
-folder = sys.argv[0] + ".d"
-dist.init_process_group("farandole", f"file://{folder}", rank=rank, world_size=fd.size())
-kept = fd.add_process_set([0, 2])
-if rank % 2 == 0:
-    left = ""
-    while "ranks 1, 3 finished normally" not in left:
-        for elements in (3, 50_000):
-            x = torch.full((elements,), 10.0**rank)
-            assert fd.allreduce(x, op=fd.Sum, process_set=kept).unique().tolist() == [101.0]
-        try:
-            fd.allreduce(torch.ones(2), name="of all")
-        except fd.PeerError as error:
-            left = str(error)
-    for again in range(2):
-        group = dist.new_group([0, 2], use_local_synchronization=True)
-        x = torch.full([3000], 10.0**rank)
-        dist.all_reduce(x, group=group)
-        assert x.unique().tolist() == [101.0]
-        dist.destroy_process_group(group)
-    assert fd.remove_process_set(kept)
-    pair = fd.add_process_set([0, 2])
-    assert fd.allreduce(torch.tensor([10.0**rank]), op=fd.Sum, process_set=pair)[0] == 101
-    assert fd.remove_process_set(pair)
-    try:
-        fd.add_process_set([0, 1])
-    except fd.PeerError as error:
-        assert "rank 1 finished normally and left" in str(error), error
-    try:
-        fd.add_process_set([0, 2] if rank == 0 else "no ranks")
-    except (TypeError, ValueError) as error:
-        print("refused:", error, flush=True)
-    print("fine", flush=True)
-"""
-
-
-def test_those_who_stay_use_and_make_groups_without_those_who_left(fork_ranks):
-    job = fork_ranks(GROUPS, 4)
-    assert [r.returncode for r in job.finish()] == [0] * 4, job.output()
-    assert job.output().count("fine") == 2
-    assert len(re.findall("^refused: ", job.output(), re.MULTILINE)) == 2
 
 
 # Memory has no name, and sockets let nobody in: not another user, not without the job's key.

@@ -239,20 +239,3 @@ def test_a_healthy_job_is_not_accused_though_the_ring_wrapped(fork_ranks, tmp_pa
     source += 'print("up", flush=True)\nthreading.Event().wait()\n'
     text = dumped(fork_ranks(source, 2), tmp_path / "dumps", capsys)
     assert re.search(r"Nothing went wrong: all ranks have finished the last \d+ calls\.", text)
-
-
-def test_nothing_is_open_when_all_is_done(fork_ranks):
-    source = (
-        HEAD
-        + """
-from farandole.observe.flight import own_page
-handles = [fd.allreduce_async(np.full(9, rank), name=f"a.{k}") for k in range(50)]
-fd.allreduce(np.ones(3), name="of all")
-[handle.wait() for handle in handles]
-print(len(own_page(1)["open"]), "open", flush=True)
-print(fd.join(), len(own_page(1)["open"]), "after join", flush=True)
-"""
-    )
-    for result in fork_ranks(source, 2).finish():
-        assert "0 open" in result.check().out
-        assert "0 after join" in result.out

@@ -77,7 +77,7 @@ def test_secrets_that_differ_between_hosts(tmp_path: Path) -> None:
     assert not [word for word in words if word in job.out]
 
 
-@pytest.mark.parametrize("words", [[SECRET] * 3, [SECRET, "", SECRET], [""] * 3])
+@pytest.mark.parametrize("words", [[SECRET] * 3, [SECRET, "", SECRET]])
 def test_a_secret_of_all_or_of_some(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     job = mpirun([sys.executable, str(tmp_path / "program.py"), *words], 3)

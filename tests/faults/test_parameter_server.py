@@ -78,8 +78,14 @@ def job_of(fork_ranks: Start, does: str, size: int, victim: int = 1, **env: str)
     return fork_ranks(f"{HEAD.format(victim=victim)}\ndef work():{does}\ntold(work)\n", size, env)
 
 
-@pytest.mark.parametrize("doing", DOINGS)
-@pytest.mark.parametrize(("victim", "size"), [(1, 2), (0, 3), (2, 3)])
+@pytest.mark.parametrize(
+    ("doing", "victim", "size"),
+    [
+        *((doing, 0, 3) for doing in DOINGS),
+        ("waits for its clock", 1, 2),
+        ("trains", 2, 3),
+    ],
+)
 def test_a_rank_that_is_killed(fork_ranks: Start, doing: str, victim: int, size: int) -> None:
     job = job_of(fork_ranks, DOINGS[doing], size, victim)
     results = job.finish()

@@ -28,7 +28,6 @@ from farandole.start import connection, server
 from farandole.start.connection import open_connection
 from farandole.start.server import Client, Server
 from farandole.start.session import Session
-from harness.mpirun import mpirun
 from harness.process import PATIENCE
 
 
@@ -424,34 +423,3 @@ def test_what_no_agent_says(word: bytes) -> None:
         assert hears.next() == "came"
         client.send(word)
         assert hears.next() == "gone"
-
-
-STORE = """
-import socket
-import torch, torch.distributed as dist
-import farandole.c10d
-
-dist.init_process_group("farandole")
-total = torch.ones(2) * (dist.get_rank() + 1)
-dist.all_reduce(total)
-store = dist.distributed_c10d._get_default_store()
-while hasattr(store, "underlying_store"):
-    store = store.underlying_store
-port = store.port
-with socket.create_connection(("127.0.0.1", port)):
-    print("it is there:", total.tolist(), flush=True)
-try:  # as from another network: also an address of this host, where it does not listen
-    with socket.create_connection(("127.0.0.2", port)):
-        print("a stranger is in", flush=True)
-except ConnectionRefusedError:
-    print("refused", flush=True)
-dist.barrier()
-"""
-
-
-def test_the_store_of_a_job_on_one_host_is_not_open_to_networks(tmp_path: Path) -> None:
-    """Under mpirun farandole opens it for torch. It has no limit for strangers."""
-    (tmp_path / "program.py").write_text(STORE)
-    out = mpirun([sys.executable, str(tmp_path / "program.py")], 2).check().out
-    assert out.count("it is there: [3.0, 3.0]") == 2, out
-    assert out.count("refused") == 2, out

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import farandole as fd
+from farandole.observe.flight import own_page
 
 
 def since(before):
@@ -60,3 +61,13 @@ def test_the_late_rank_is_named():
         return
     assert after[last].times - before[last] >= 4
     assert after[last].seconds > 0.1
+
+
+def test_no_call_is_open_when_all_are_done():
+    handles = [fd.allreduce_async(np.full(9, fd.rank()), name=f"a.{k}") for k in range(50)]
+    fd.allreduce(np.ones(3), name="of all")
+    for handle in handles:
+        handle.wait()
+    assert own_page(1)["open"] == []
+    fd.join()
+    assert own_page(1)["open"] == []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import types
@@ -110,6 +111,18 @@ def test_init_process_group_starts_farandole() -> None:
     store.set(f"from {rank}", str(rank))
     assert store.get(f"from {1 - min(rank, 1)}") == str(1 - min(rank, 1)).encode()
     dist.barrier()  # rank 0 serves the store
+
+
+def test_the_store_of_a_job_on_one_host_is_not_open_to_networks() -> None:
+    """Under mpirun farandole opens it for torch. It has no limit for strangers."""
+    if hvd.local_size() < hvd.size():
+        pytest.skip("needs all ranks on one host")
+    store: Any = dist.distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    socket.create_connection(("127.0.0.1", store.port)).close()
+    with pytest.raises(ConnectionRefusedError):  # as from another network: also this host's
+        socket.create_connection(("127.0.0.2", store.port))
 
 
 def test_beside_farandoles_own_calls() -> None:
@@ -309,6 +322,45 @@ def test_a_future_of_a_group_that_has_ended() -> None:
         future.wait()
     work.wait()
     assert x.tolist() == [dist.get_world_size()] * 4
+
+
+@pytest.mark.ranks(3)
+def test_those_who_stay_use_and_make_groups_without_those_who_left() -> None:
+    rank = hvd.rank()
+    kept = hvd.add_process_set([0, 2])
+    if rank == 1:
+        hvd.shutdown()
+    else:
+        stay(rank, kept)
+        hvd.shutdown()
+    hvd.init()
+
+
+def stay(rank: int, kept: hvd.ProcessSet) -> None:
+    """Ranks 0 and 2, when rank 1 leaves."""
+    left = ""
+    while "rank 1 finished normally" not in left:
+        for elements in (3, 50_000):
+            x = torch.full((elements,), 10.0**rank)
+            assert hvd.allreduce(x, op=hvd.Sum, process_set=kept).unique().tolist() == [101.0]
+        try:
+            hvd.allreduce(torch.ones(2), name="of all")
+        except hvd.PeerError as error:
+            left = str(error)
+    for _ in range(2):
+        group = dist.new_group([0, 2], use_local_synchronization=True)
+        x = torch.full([3000], 10.0**rank)
+        dist.all_reduce(x, group=group)
+        assert x.unique().tolist() == [101.0]
+        dist.destroy_process_group(group)
+    assert hvd.remove_process_set(kept)
+    pair = hvd.add_process_set([0, 2])
+    assert hvd.allreduce(torch.tensor([10.0**rank]), op=hvd.Sum, process_set=pair)[0] == 101
+    assert hvd.remove_process_set(pair)
+    fails(hvd.PeerError, "rank 1 finished normally", lambda: hvd.add_process_set([0, 1]))
+    wrong: Any = [0, 2] if rank == 0 else "no ranks"
+    with pytest.raises((TypeError, ValueError)):
+        hvd.add_process_set(wrong)
 
 
 def test_a_world_that_is_not_farandoles() -> None:

@@ -12,7 +12,7 @@ from harness.mpirun import MpiJob
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "numpy_regression.py"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_example(ranks):
     expected = re.findall(r"^    (loss \d.*|weights .*)$", EXAMPLE.read_text(), re.MULTILINE)
     assert len(expected) == 2

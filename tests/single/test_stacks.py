@@ -135,7 +135,7 @@ def test_stacks_of_threads_that_run() -> None:
     threads = [threading.Thread(target=work, name=f"worker {n}") for n in range(3)]
     for thread in threads:
         thread.start()
-    for _ in range(200):
+    for _ in range(50):
         answer = told()
         for thread in threads:
             assert f"Thread {thread.name} (most recent call first):\n  File" in answer

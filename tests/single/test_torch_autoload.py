@@ -30,27 +30,23 @@ def python(program: str, *words: str, **variables: str) -> subprocess.CompletedP
 
 
 # The variables of one rank of two, as srun and Open MPI's mpirun set them.
-LAUNCHED = {
-    "no launcher": {},
-    "srun": {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_PROCID": "1",
-        "SLURM_LOCALID": "1",
-        "SLURM_STEP_TASKS_PER_NODE": "2",
-    },
-    "mpirun": {
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_RANK": "1",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    },
+SRUN = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHED)
-def test_nothing_changes_where_farandole_is_not_named(launcher: str) -> None:
+def test_nothing_changes_where_farandole_is_not_named() -> None:
     """In children neither. A script may take torch's own error for the sign that it runs alone."""
     result = python(
         "import os, subprocess, sys\n"
@@ -70,14 +66,13 @@ def test_nothing_changes_where_farandole_is_not_named(launcher: str) -> None:
         "added = {*os.environ} - {*before}\n"
         "assert not [name for name in added if 'RANK' in name or 'SIZE' in name], added\n"
         "program = 'import os, torch; print(os.environ.get(\"RANK\"))'\n"
-        "if sys.argv[1:]:\n"
-        "    subprocess.run([sys.executable, '-c', program], check=True)\n",
-        *(["with a child"] if launcher == "srun" else []),
-        **LAUNCHED[launcher],
+        "subprocess.run([sys.executable, '-c', program], check=True)\n",
+        **SRUN,
+        **MPIRUN,
     )
     *errors, rest = result.stdout.split("\n", 3)
     assert all("environment variable RANK expected" in error for error in errors)
-    assert (rest, result.stderr) == ("None\n" if launcher == "srun" else "", "")
+    assert (rest, result.stderr) == ("None\n", "")
 
 
 def test_the_import_of_the_package_sets_the_place() -> None:
@@ -87,15 +82,21 @@ def test_the_import_of_the_package_sets_the_place() -> None:
         "assert 'RANK' not in os.environ\n"
         "import farandole.torch\n"
         "print(*(os.environ[x] for x in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')))",
-        **LAUNCHED["srun"],
+        **SRUN,
     )
     assert result.stdout == "1 2 1 2\n"
 
 
-def test_a_world_of_one(tmp_path: Path) -> None:
-    """By file and by TCP."""
+def test_other_backends_meet_by_torchs_own_means_and_a_world_of_one(tmp_path: Path) -> None:
+    """Of farandole's worlds one is met by file, one by TCP."""
     result = python(
+        "import sys\n"
         "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', rank=0, world_size=1)\n"
+        "dist.destroy_process_group()\n"
+        "assert 'farandole' not in sys.modules\n"
+        "from farandole.arrays.kinds import kind_of\n"
+        "assert type(kind_of(torch.ones(1))).__name__ == 'TorchKind'\n"
         f"for address in ('file://{tmp_path}/store', 'tcp://localhost:{free_port()}'):\n"
         "    dist.init_process_group('farandole', init_method=address, rank=0, world_size=1)\n"
         "    x = torch.arange(3.0)\n"
@@ -103,22 +104,11 @@ def test_a_world_of_one(tmp_path: Path) -> None:
         "    print(x.tolist(), dist.get_backend())\n"
         "    dist.destroy_process_group()\n"
         "import farandole.torch as hvd\n"
-        "print(hvd.size())\n"
-    )
-    assert result.stdout.split("\n")[:3] == ["[0.0, 1.0, 2.0] farandole"] * 2 + ["1"]
-
-
-def test_other_backends_meet_by_torchs_own_means() -> None:
-    result = python(
-        "import sys\n"
-        "import torch.distributed as dist\n"
-        "dist.init_process_group('gloo', rank=0, world_size=1)\n"
-        "assert 'farandole' not in sys.modules\n"
-        "print(dist.get_world_size())\n",
+        "print(hvd.size())\n",
         MASTER_ADDR="localhost",
         MASTER_PORT=str(free_port()),
     )
-    assert result.stdout == "1\n"
+    assert result.stdout.split("\n")[:3] == ["[0.0, 1.0, 2.0] farandole"] * 2 + ["1"]
 
 
 def test_a_failure_is_a_warning() -> None:

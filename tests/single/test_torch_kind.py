@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from farandole.arrays.kinds import kind_of
 from farandole.torch.arguments import parameter_names
 from farandole.torch.compression import Compression
 from farandole.torch.kind import TorchKind, address_of, describe, device_and_stream, is_lazy
-from harness.process import ended
 from harness.wrapped_tensors import WRAPPED, Held
 
 
@@ -197,12 +195,3 @@ def test_names() -> None:
     optimizer = torch.optim.SGD([{"params": [model.bias]}, {"params": [model.weight]}], lr=0.1)
     assert parameter_names(optimizer, model.named_parameters()) == ["bias", "weight"]
     assert parameter_names(optimizer, None) == ["group[0][0]", "group[1][0]"]
-
-
-def test_neutral_kind_is_found_without_importing_the_adapter() -> None:
-    program = (
-        "import torch; from farandole.arrays.kinds import kind_of; "
-        "print(type(kind_of(torch.ones(1))).__name__)"
-    )
-    done = ended([sys.executable, "-c", program])
-    assert done.stdout.strip() == "TorchKind"
