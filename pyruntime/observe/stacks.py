@@ -25,6 +25,7 @@ from types import FrameType
 from farandole._library import check_count, lib
 from farandole.config import setting
 from farandole.installed import own_folders
+from farandole.start.owners import start_owner
 
 _MAX_BYTES = 65536  # of an answer
 _MAX_FRAMES = 100  # of each stack, as faulthandler's limit
@@ -52,21 +53,18 @@ def install() -> None:
     if _installed:
         return
     number = check_count(lib.farandole_stack_signal())
-    core, own = _socket_pair()
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    lib.farandole_stacks(core, number, reader)
     left_out = () if setting("FARANDOLE_LOG_LEVEL") in ("debug", "trace") else _own_folders()
-    thread = threading.Thread(
-        target=_answer, args=(own, left_out), name="farandole.stacks", daemon=True
-    )
-    try:
-        thread.start()
-        _register(number, writer)
-    except (RuntimeError, ValueError):
-        lib.farandole_stacks(-1, 0, -1)
-        for end in (core, reader, writer):  # without `core`, the thread ends and closes `own`
-            os.close(end)
-        raise
+    with contextlib.ExitStack() as undo:
+        core, own = _socket_pair()
+        undo.callback(os.close, core)  # ends the thread, which closes `own`
+        start_owner("farandole.stacks", lambda: _answer(own, left_out), lambda: os.close(own))
+        for end in (pipe := os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)):
+            undo.callback(os.close, end)
+        reader, writer = pipe
+        undo.callback(lib.farandole_stacks, -1, 0, -1)
+        lib.farandole_stacks(core, number, reader)
+        _register(number, writer, undo)
+        undo.pop_all()
     _installed = True
 
 
@@ -79,12 +77,14 @@ def _socket_pair() -> list[int]:
     return ends
 
 
-def _register(number: int, writer: int) -> None:
-    """Lets a signal write the main thread's stack to a pipe. Does nothing for the signal 0."""
+def _register(number: int, writer: int, undo: contextlib.ExitStack) -> None:
+    """Lets a signal write the main thread's stack to a pipe, until `undo` ends. Does nothing for
+    the signal 0."""
     if number == 0:
         return
     try:
         faulthandler.register(number, file=writer, all_threads=False)
+        undo.callback(faulthandler.unregister, number)
     except (OSError, RuntimeError, ValueError) as reason:  # SIGKILL, reserved by glibc, ...
         raise ValueError(
             f"FARANDOLE_STACK_SIGNAL={number}: Python can't show its stacks by this signal "

@@ -23,6 +23,7 @@ from farandole._library import lib, read_string
 from farandole.start import sockets
 from farandole.start.connection import is_of_this_user
 from farandole.start.forks import not_inherited
+from farandole.start.owners import start_owner
 from farandole.start.session import SECRET_BYTES, Session
 
 _LEAST = 0.05  # seconds, including time in the kernel, before a pending client may be dropped
@@ -83,31 +84,36 @@ class Server:
         secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
         path = path or sockets.path_of()
         self._secret, self.key = secret, secret.hex()
-        listeners = [sockets.listen_at(path)]
-        self.address = path  # in the form that open_connection() takes
-        if not here:
-            listeners.append(_tcp_listener())
-            places = ",".join([path, *_numbers()])
-            self.address = f"{places}:{listeners[1].getsockname()[1]}"
-        self._listeners = listeners
         self._pending: dict[Client, None] = {}  # in the order of arrival
         self._clients: dict[Client, None] = {}
         # If the server does not accept clients now, _resumes is the time when it does again.
         self._accepts, self._resumes = False, 0.0
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        for connection in (*self._listeners, self._wake_reader, self._wake_writer):
-            not_inherited(connection)
-        not_inherited(self._selector)
-        self._selector.register(self._wake_reader, _READ)
-        for listener in self._listeners:
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        with contextlib.ExitStack() as opened:
+            self._listeners = [opened.enter_context(sockets.listen_at(path))]
+            self.address = path  # in the form that open_connection() takes
+            if not here:
+                self._listeners.append(opened.enter_context(_tcp_listener()))
+                places = ",".join([path, *_numbers()])
+                self.address = f"{places}:{self._listeners[1].getsockname()[1]}"
+            ends = map(opened.enter_context, socket.socketpair())
+            self._wake_reader, self._wake_writer = ends
+            self._wake_reader.setblocking(False)
+            self._wake_writer.setblocking(False)
+            self._selector = opened.enter_context(selectors.DefaultSelector())
+            for connection in (*self._listeners, self._wake_reader, self._wake_writer):
+                not_inherited(connection)
+            not_inherited(self._selector)
+            self._selector.register(self._wake_reader, _READ)
+            for listener in self._listeners:
+                listener.listen(_BACKLOG)
+                listener.setblocking(False)
+            self._opened = opened.pop_all()
+        try:
+            self._thread = start_owner(name, self._serve, self._opened.close)
+        except BaseException:
+            self._wake_writer.close()
+            raise
 
     def close(self) -> None:
         """Closes all connections and ends the thread."""
@@ -158,9 +164,7 @@ class Server:
         finally:
             for client in [*self._pending, *self._clients]:
                 self._forget(client)
-            self._selector.close()
-            for end in (*self._listeners, self._wake_reader):
-                end.close()
+            self._opened.close()
 
     def _step(self) -> bool:
         """Runs one round of the loop. Returns False once the server is closed."""
