@@ -102,7 +102,11 @@ class _Working(Handle[list[T]]):
         self._results: list[T] = []
         self._failure: Exception | None = None
         self._finished = threading.Event()
-        threading.Thread(target=self._run, args=(work,), name=what, daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(work,), name=what, daemon=True).start()
+        except RuntimeError as reason:  # no thread is left
+            part.end(reason)  # the other ranks wait for this rank's part in the rounds
+            raise
 
     def _run(self, work: Callable[[], list[T]]) -> None:
         try:

@@ -290,13 +290,18 @@ class Writer:
 
     def begin(self, saved: Saved, commit: Commit) -> None:
         """Starts to write `saved` in the background. From now on, `saved` must not change. If a
-        write is under way, `saved` is written next. Raises the error of the last write."""
+        write is under way, `saved` is written next. If no thread can be started, writes `saved`
+        before it returns. Raises the error of the last write."""
         try:
             if not self.ask(saved, commit, last=True):
                 return
             self.join()  # a previous thread has made its last attempt
             self._thread = threading.Thread(target=self._work, name="farandole.commit")
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # no thread is left
+                self._thread = None
+                self._work()
         except BaseException:
             self._busy = False
             raise

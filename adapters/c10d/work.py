@@ -18,6 +18,7 @@ from torch.futures import Future
 
 from farandole.c10d import memory_in_use
 from farandole.calls.handles import Handle
+from farandole.start.owners import start_owner
 
 __all__ = ["Futures", "GroupWork", "name_in_callback"]
 
@@ -165,7 +166,8 @@ class Futures:
         self._closed = False
 
     def add(self, work: GroupWork, future: Future[list[Tensor]]) -> bool:
-        """Completes `future` when `work` is done or has failed. Returns False after close()."""
+        """Completes `future` when `work` is done or has failed. Returns False after close(). Raises
+        RuntimeError if no thread can be started; then the future may stay incomplete."""
         # Created before the lock, because it may start the garbage collector, which calls close().
         pair = work, future
         with self._count:
@@ -186,7 +188,11 @@ class Futures:
             if self._free > 0 or self._pending.empty():
                 return
             self._free += 1
-        threading.Thread(target=self._serve, name="farandole.futures", daemon=True).start()
+        start_owner("farandole.futures", self._serve, self._undo_start)
+
+    def _undo_start(self) -> None:
+        with self._count:
+            self._free -= 1
 
     def _serve(self) -> None:
         while True:
@@ -199,7 +205,8 @@ class Futures:
                 failure = work.outcome()
             with self._count:
                 self._free -= 1
-            self._start_thread()
+            with suppress(RuntimeError):  # no thread is left: this one continues after callbacks
+                self._start_thread()
             complete(future, work, failure)
             with self._count:
                 self._free += 1
@@ -302,7 +309,8 @@ class GroupWork(Work):
         return self._results
 
     def get_future(self) -> Future[list[Tensor]]:
-        """Returns a future for the output tensors."""
+        """Returns a future for the output tensors. Raises RuntimeError if no thread can be
+        started."""
         _kept.pop(id(self), None)
         with self._making:
             if self._future is not None:
@@ -310,10 +318,14 @@ class GroupWork(Work):
             self._future = future = _Future(
                 ".".join(map(str, self._place)), frozenset(self._ranks), self._devices
             )
-        if self._handle.poll():
-            complete(future, self, self.outcome())
-        elif self._futures is None or not self._futures.add(self, future):
-            own = Futures()
-            own.add(self, future)
-            own.close()
+        try:
+            if self._handle.poll():
+                complete(future, self, self.outcome())
+            elif self._futures is None or not self._futures.add(self, future):
+                own = Futures()
+                own.add(self, future)
+                own.close()
+        except BaseException:
+            self._future = None  # nobody may complete it
+            raise
         return future

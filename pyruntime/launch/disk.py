@@ -8,6 +8,7 @@ their ranks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -107,7 +108,10 @@ class JobFolder:
                 answer.set_exception(reason)
             self._wake()
 
-        threading.Thread(target=read, name="disk", daemon=True).start()
+        try:
+            threading.Thread(target=read, name="disk", daemon=True).start()
+        except RuntimeError as reason:  # no thread is left
+            answer.set_exception(OSError(errno.EAGAIN, str(reason)))
         return answer
 
     def _report(self, error: str) -> None:

@@ -328,6 +328,21 @@ def test_a_result_that_can_not_be_restored() -> None:
     check_ended(hvd.barrier, "ArithmeticError: the user's")
 
 
+def test_no_thread_for_adasum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks have begun its rounds already."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    x = torch.arange(4.0) + hvd.rank()
+    if late():
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                hvd.allreduce(x, op=hvd.Adasum, name="adasum")
+    check_ended(lambda: hvd.allreduce(x, op=hvd.Adasum, name="adasum"), "can't start new thread")
+
+
 def test_what_ends_nothing() -> None:
     """Exceptions before anything is sent, wrong arguments, and limits of waits."""
     (p, q), optimizer = made(2)
