@@ -119,7 +119,9 @@ void Messages::join(const SetState& set) {
 void Messages::leave(const SetState& set, Rank from) {
   shared_.posts.fail_if([&](const Posted& posted) {
     if (posted.request().set != set.id) return Failure{};
-    return posted.rank == from ? abandoned(from, posted) : hopeless(set, posted);
+    // A refusal stays, because the other end may call later and must learn why it fails.
+    const bool waits = posted.rank == from && !posted.post.refusal;
+    return waits ? abandoned(from, posted) : hopeless(set, posted);
   });
 }
 

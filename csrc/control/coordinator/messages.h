@@ -18,7 +18,8 @@ class Messages {
   void post(Rank from, const Post& post, int64_t now_ns);
   // Call this when a member has joined. Makes posts in the set fail if no rank can match them any more.
   void join(const SetState& set);
-  // Call this when a member has left. Does the same as join(), and also makes the member's own posts in the set fail.
+  // Call this when a member has left. Does the same as join(), and also makes the member's own posts in the set fail,
+  // except those that it refused.
   void leave(const SetState& set, Rank from);
 
  private:

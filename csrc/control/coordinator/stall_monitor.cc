@@ -301,7 +301,9 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
     }
     if (set->joins()) views.push_back(view_of_join(*set, now_ns));
   }
-  shared_.posts.for_each([&](const Posted& posted) { views.push_back(view_of(posted)); });
+  shared_.posts.for_each([&](const Posted& posted) {
+    if (!posted.post.refusal) views.push_back(view_of(posted));  // nobody waits in a refused call
+  });
   for (const Bucket* bucket : under_way(now_ns)) views.push_back(view_of(*bucket, now_ns));
   std::erase_if(views, [&](const WaitingCall& view) { return now_ns - view.since_ns < age_ns; });
   std::ranges::stable_sort(views, {}, &WaitingCall::since_ns);
@@ -355,7 +357,8 @@ void StallMonitor::give_up_posts(int64_t now_ns) {
   const std::vector<WaitingCall> none;
   size_t reports = 0;
   shared_.posts.fail_if([&](const Posted& posted) -> Failure {
-    if (now_ns - posted.since_ns < shared_.settings.stall_abort_ns) return {};
+    const bool waits = !posted.post.refusal;
+    if (!waits || now_ns - posted.since_ns < shared_.settings.stall_abort_ns) return {};
     WaitingCall view = view_of(posted);
     Failure failure = no_progress(view, reports++ < kMaxReports ? all : none, now_ns);
     lost_.emplace_back(now_ns, std::move(view));

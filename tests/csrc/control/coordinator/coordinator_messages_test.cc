@@ -36,6 +36,13 @@ void receive(Job& job, Rank from, uint64_t number, const End& end) {
   job.report(from, post_of(Op::kReceive, from, number, end));
 }
 
+void refuse(Job& job, Rank from, uint64_t number, const End& end) {
+  Post post = post_of(Op::kSend, from, number, end);
+  post.contribution = {};
+  post.refusal = kBad;
+  job.report(from, post);
+}
+
 void check_matched(const Matched& matched, Rank sender, uint64_t sent, Rank receiver,
                    uint64_t received) {
   CHECK_EQ(matched.sender, sender);
@@ -116,6 +123,27 @@ TEST(a_rank_that_leaves_fails_its_messages_alone) {
   receive(job, 1, 1, {.peer = 2});
   check_fail(only<Fail>(job.publish()), 1, 1, ErrorCode::kPeer,
              "rank 2 finished normally and left");
+}
+
+TEST(a_refused_send_is_told_after_its_rank_has_left) {
+  for (Rank named : {0, kAnyRank}) {
+    Job job(3);
+    refuse(job, 0, 0, {.peer = 1});
+    CHECK_EQ(kinds(job.play("0/")), "");
+    receive(job, 1, 0, {.peer = named});
+    check_fail(only<Fail>(job.publish()), 1, 0, ErrorCode::kWrongType, "bad");
+  }
+}
+
+TEST(nobody_waits_in_a_refused_message) {
+  auto settings = Job::settings(3);
+  settings.stall_warn_ns = 10'000'000'000;
+  settings.stall_abort_ns = 30'000'000'000;
+  Job job(settings);
+  refuse(job, 0, 0, {.peer = 1, .tag = 1});
+  for (int64_t seconds : {11, 31}) CHECK_EQ(kinds(job.tick(seconds)), "");  // no rank is asked
+  receive(job, 1, 0, {.tag = 1});
+  check_fail(only<Fail>(job.publish()), 1, 0, ErrorCode::kWrongType, "bad");
 }
 
 TEST(pairs_are_no_process_sets_of_users) {

@@ -267,8 +267,8 @@ void add_rows(const Program& program, int index, int sender, int receiver,
 void foresee(Program& program) {
   for (PlannedCall& call : program.calls) {
     if (call.allowed == 0) call.allowed = natural_end(program, call);
-    // Who has refused it, or heard of that, may leave before the others come.
-    if (call.allowed == kRefused) call.allowed |= kPeerGone;
+    // Who has heard of a refusal may leave before the others come.
+    if (call.allowed == kRefused && !call.message()) call.allowed |= kPeerGone;
   }
   foresee_departure(program);
   for (PlannedCall& call : program.calls) call.calm = call.allowed;
