@@ -31,6 +31,12 @@ def refused():
 
 def answer(queue):
     queue.put(refused())
+
+def ask(queue):
+    try:
+        queue.put(fd.rank())
+    except ValueError as error:
+        queue.put(str(error))
 """
 
 BEGIN = """
@@ -76,25 +82,9 @@ WAYS = {
     child.join()
     fd.init()
 """,
-    "DataLoader": """
-    from torch.utils.data import DataLoader
-    loader = DataLoader([1, 2], num_workers=1, timeout=60, multiprocessing_context="spawn",
-                        worker_init_fn=worker)
-    assert [int(x) for x in loader] == [1, 2]
-""",
 }
 
-WORKER = """
-def worker(number):
-    print(refused(), flush=True)
-"""
-
-
 FORKED = "a fork after shutdown"
-
-
-def program(ways):
-    return HEAD + WORKER + BEGIN + "".join(WAYS[way] for way in ways) + END
 
 
 def check(out, ranks, ways):
@@ -108,15 +98,46 @@ def check(out, ranks, ways):
         assert all("Remedy" in text and "__main__" in text for text in found)
 
 
-@pytest.mark.parametrize("ways", [["DataLoader"], [way for way in WAYS if way != "DataLoader"]])
-def test_under_mpirun(mpi_ranks, ways):
-    ranks = 1 if ways == ["DataLoader"] else 2  # torch comes twice to each rank
-    check(mpi_ranks(program(ways), ranks).finish().check().out, ranks, ways)
+# Without a launcher a child is a world of its own; another launcher makes ranks of its own.
+OTHERS = f"""
+    def without(*names):
+        return {{k: v for k, v in os.environ.items() if not k.startswith(names)}}
+    alone = "import farandole as fd; fd.init(); print('alone: %d' % fd.size())"
+    bare = without("OMPI_", "PMIX_", "PMI_", "PRTE_")
+    print(subprocess.check_output([sys.executable, "-c", alone], env=bare, text=True), flush=True)
+    inner = "import farandole as fd; fd.init(); print('inner %d' % fd.size()); fd.shutdown()"
+    if fd.rank() == 0:
+        bare = without("OMPI_COMM", "PMIX_", "PRTE_")
+        command = [{find_mpirun()!r}, "-np", "2", sys.executable, "-c", inner]
+        print(subprocess.check_output(command, env=bare, text=True, timeout=60), flush=True)
+    fd.barrier()
+"""
+# A forked child gets its rank's answer; a spawned one hears that it needs an argument.
+ASKS = """
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=ask, args=(queue,))
+    child.start()
+    print(f"rank {fd.rank()}: {queue.get()}", flush=True)
+    child.join()
+"""
+
+
+def test_under_mpirun(mpi_ranks):
+    source = HEAD + BEGIN + "".join(WAYS.values()) + OTHERS + ASKS * OPEN_MPI + END
+    out = mpi_ranks(source, 2).finish().check().out
+    check(out, 2, WAYS)
+    assert out.count("alone: 1") == 2, out
+    assert out.count("inner 2") == 2, out
+    for rank in range(2 * OPEN_MPI):
+        assert f"rank {rank}: farandole has not been initialized: call init() first; a " in out, out
+    told = "that a rank has spawned is not a rank: pass rank() and size() to it"
+    assert out.count(told) == 2 * OPEN_MPI
 
 
 def test_without_mpi(fork_ranks):
     ways = ["subprocess", "spawn", FORKED]
-    job = fork_ranks(program(ways), 2)
+    job = fork_ranks(HEAD + BEGIN + "".join(map(WAYS.get, ways)) + END, 2)
     assert [r.returncode for r in job.finish()] == [0, 0], job.output()
     check(job.output(), 2, ways)
 
@@ -125,7 +146,6 @@ def test_a_child_before_its_rank(mpi_ranks):
     """MPI is the user's, by import alone; a fork would speak in its parent's name."""
     source = (
         HEAD
-        + WORKER
         + """
 if __name__ == "__main__":
     from mpi4py import MPI
@@ -138,36 +158,6 @@ if __name__ == "__main__":
     assert result.out.count("fine") == 2
 
 
-def test_a_child_with_no_launcher_is_a_world_of_its_own(mpi_ranks):
-    child = """
-    names = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
-    bare = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-    out = subprocess.check_output(
-        [sys.executable, "-c", "import farandole as fd; fd.init(); print('alone: %d' % fd.size())"],
-        env=bare, text=True)
-    print(out, flush=True)
-"""
-    result = mpi_ranks(HEAD + BEGIN + child + END, 2).finish(60).check()
-    assert result.out.count("alone: 1") == 2, result.out
-    assert result.out.count("fine") == 2
-
-
-def test_a_job_within_a_rank(mpi_ranks):
-    """Another launcher makes ranks of its own."""
-    child = f"""
-    inner = "import farandole as fd; fd.init(); print('inner %d' % fd.size()); fd.shutdown()"
-    if fd.rank() == 0:
-        names = ("OMPI_COMM", "PMIX_", "PRTE_")
-        bare = {{k: v for k, v in os.environ.items() if not k.startswith(names)}}
-        command = [{find_mpirun()!r}, "-np", "2", sys.executable, "-c", inner]
-        out = subprocess.check_output(command, env=bare, text=True, timeout=60)
-        print(out, flush=True)
-    fd.barrier()
-"""
-    result = mpi_ranks(HEAD + BEGIN + child + END, 2).finish(100).check()
-    assert result.out.count("inner 2") == 2, result.out
-
-
 AGAIN = """
 import os, sys
 import farandole as fd
@@ -178,35 +168,6 @@ fd.shutdown()
 if len(sys.argv) == 1:
     os.execv(sys.executable, [sys.executable, sys.argv[0], "again"])
 """
-
-
-@once
-def test_a_spawned_worker_that_asks_for_its_rank(mpi_ranks):
-    """A forked one gets its rank's answer; this one hears that it needs an argument."""
-    source = """
-import multiprocessing
-import farandole as fd
-
-def ask(queue):
-    try:
-        queue.put(fd.rank())
-    except ValueError as error:
-        queue.put(str(error))
-
-if __name__ == "__main__":
-    fd.init()
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    child = context.Process(target=ask, args=(queue,))
-    child.start()
-    print(f"rank {fd.rank()}: {queue.get()}", flush=True)
-    child.join()
-    fd.barrier()
-"""
-    out = mpi_ranks(source, 2).finish().check().out
-    for rank in range(2):
-        assert f"rank {rank}: farandole has not been initialized: call init() first; a " in out, out
-    assert out.count("that a rank has spawned is not a rank: pass rank() and size() to it") == 2
 
 
 def test_a_process_that_becomes_another_program(mpi_ranks):
@@ -277,20 +238,16 @@ def test_workers_of_the_only_process_of_srun_meet_in_their_store(tmp_path):
     assert (done.returncode, told(done.stdout)) == (0, OF_THREE), done
 
 
-def test_more_workers_than_mpirun_knows_are_a_world_for_each_process(mpi_ranks):
-    out = mpi_ranks(WORKERS + THREE, 2).finish().check().out
-    assert told(out) == OF_THREE + OF_THREE, out
-
-
-@once
-def test_a_forked_worker_of_each_rank_finalises_mpi(mpi_ranks, tmp_path):
-    """multiprocessing ends it without atexit; mpirun would take that for a failure."""
-    program = f"""
+def test_workers_of_two_processes_of_mpirun(mpi_ranks, tmp_path):
+    """More than mpirun knows are a world for each process. Else each is in the job, and finalises
+    MPI: multiprocessing ends it without atexit, which mpirun would take for a failure."""
+    rest = f"""
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     child = mp.get_context("fork").Process(target=work, args=(rank, 2, "{tmp_path}/store"))
     child.start()
     child.join()
     sys.exit(child.exitcode)
 """
-    out = mpi_ranks(WORKERS + program, 2).finish().check().out
-    assert told(out) == Counter({"rank 0: 3": 1, "rank 1: 3": 1}), out
+    of_rest = Counter({"rank 0: 3": 1, "rank 1: 3": 1})
+    out = mpi_ranks(WORKERS + THREE + rest * OPEN_MPI, 2).finish().check().out
+    assert told(out) == OF_THREE + OF_THREE + (of_rest if OPEN_MPI else Counter()), out

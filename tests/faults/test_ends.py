@@ -129,7 +129,7 @@ def test_without_mpi(fork_ranks, end, ranks, victim):
 
 # Ends that Python sees, those that only MPI sees, and those of a signal.
 @pytest.mark.parametrize(
-    "end", ["exception", "exit code", "interrupt", "raised exit", "normal end", "_exit", "SIGKILL"]
+    "end", ["exception", "interrupt", "raised exit", "normal end", "_exit", "SIGKILL"]
 )
 def test_under_mpirun(mpi_ranks, end):
     """Rank 0 reports a sudden death, and MPI ends the others. MPICH's launcher may be faster."""

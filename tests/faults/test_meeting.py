@@ -75,7 +75,6 @@ STOPS_BETWEEN = BETWEEN.format(ends=STOPS, kind="fd.StallError")
 # The number of ranks, the absent ones, what they do, and the comm of the others' init().
 ABSENCES = {
     "waits": (3, [1], WAITS, ""),
-    "is stopped": (3, [1], STOPS, ""),
     "is stopped between two steps": (2, [1], STOPS_BETWEEN, ""),
     "rank 0 is absent too": (4, [0, 1], WAITS, ""),
     "of some ranks": (4, [1], WAITS, "[0, 1, 2]"),

@@ -120,34 +120,45 @@ def test_worlds_of_other_sizes_in_one_store(store: HashStore, ranks: ThreadPoolE
             StoreBootstrap(attempt, size - 1, size, SHORT)
 
 
-PROGRAM = """
+# A script that keeps its size in the environment: a size without a rank is no launcher.
+LATE = """
 import sys
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-import farandole.torch as hvd
+import torch.multiprocessing as mp
 
-path, rank = sys.argv[1], int(sys.argv[2])
+def train(rank, path, gave_up):
+    import farandole.torch as hvd
 
-def begin(seconds):
-    store = dist.FileStore(path, 2)
-    limit = timedelta(seconds=seconds)
-    dist.init_process_group("farandole", store=store, rank=rank, world_size=2, timeout=limit)
+    def begin(seconds):
+        store = dist.FileStore(path, 2)
+        limit = timedelta(seconds=seconds)
+        dist.init_process_group("farandole", store=store, rank=rank, world_size=2, timeout=limit)
 
-if rank == 1:
-    try:
-        begin(1)
-    except hvd.StallError as late:
-        print(f"too early: {late}", flush=True)
-begin(60)
-x = torch.tensor([10.0 ** rank])
-dist.all_reduce(x)
-dist.all_reduce(x, group=dist.new_group([0, 1]))
-print(f"rank {rank} has {x.item():g}", flush=True)
-dist.destroy_process_group()
+    if rank == 1:
+        try:
+            begin(1)
+        except hvd.StallError as late:
+            print(f"too early: {late}", flush=True)
+        gave_up.set()
+    begin(60)
+    x = torch.tensor([10.0 ** rank])
+    dist.all_reduce(x)
+    dist.all_reduce(x, group=dist.new_group([0, 1]))
+    print(f"rank {rank} has {x.item():g}", flush=True)
+    dist.destroy_process_group()
+
+fork = mp.get_context("fork")
+gave_up = fork.Event()
+ranks = [fork.Process(target=train, args=(rank, sys.argv[1], gave_up)) for rank in (1, 0)]
+for rank in ranks:
+    rank.start()
+    gave_up.wait()
+for rank in ranks:
+    rank.join()
 """
-
-
+# Rank 1 is started in each way and ends in each; rank 0 is forked.
 CHILDREN = """
 import sys
 import torch
@@ -163,54 +174,49 @@ def train(rank, path, ends):
     else:
         try:
             dist.all_reduce(torch.ones(3))
+            heard = "nothing"
         except farandole.PeerError as error:
-            print("rank 0 heard:", error, flush=True)
+            heard = error
+        print("rank 0 heard:", heard, flush=True)
 
 if __name__ == "__main__":
-    _, path, method, ends = sys.argv
-    context = mp.get_context(method)
-    ranks = [context.Process(target=train, args=(r, path, ends)) for r in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
+    for number, (method, ends) in enumerate(zip(sys.argv[2::2], sys.argv[3::2])):
+        contexts = [mp.get_context("fork"), mp.get_context(method)]
+        terms = (f"{sys.argv[1]}-{number}", ends)
+        ranks = [c.Process(target=train, args=(r, *terms)) for r, c in enumerate(contexts)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
 """
 
 
-@pytest.mark.parametrize(
-    ("method", "ends", "heard"),
-    [
+def test_children_of_multiprocessing_leave_as_others_do(tmp_path: Path) -> None:
+    ways = [
         ("fork", "raise ValueError('boom')", "ValueError: boom"),
         ("fork", "sys.exit(3)", "sys.exit(3)"),
-        ("fork", "dist.all_reduce(torch.ones(3))", ""),
+        ("fork", "dist.all_reduce(torch.ones(3))", "nothing"),
         ("spawn", "sys.exit(3)", "sys.exit(3)"),
-    ],
-)
-def test_children_of_multiprocessing_leave_as_others_do(
-    tmp_path: Path, method: str, ends: str, heard: str
-) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(CHILDREN)
-    command = [sys.executable, str(path), str(tmp_path / "store"), method, ends]
+    ]
+    (tmp_path / "program.py").write_text(CHILDREN)
+    words = [word for method, ends, _ in ways for word in (method, ends)]
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "store"), *words]
     with Process(command, {"FARANDOLE_RENDEZVOUS": ""}) as job:
-        out = job.end().out
+        out = job.end().check().out
     assert "died" not in out
-    assert ("rank 0 heard" in out) == bool(heard)
-    assert heard in out
+    heard = re.findall("^rank 0 heard: (.*)$", out, re.MULTILINE)
+    assert len(heard) == len(ways), out
+    for line, (_, _, text) in zip(heard, ways, strict=True):
+        assert text in line
 
 
 def test_init_process_group_again_after_a_time_out(tmp_path: Path) -> None:
-    """A script that torch.multiprocessing starts, and that keeps its size in the environment: a
-    size without a rank is no launcher."""
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    command = [sys.executable, str(path), str(tmp_path / "store")]
-    variables = {"FARANDOLE_RENDEZVOUS": "", "WORLD_SIZE": "2"}
-    with Process([*command, "1"], variables) as early:
-        early.wait_for_output("did not come to the")
-        with Process([*command, "0"], variables) as late:
-            for job in (early, late):
-                assert "has 22" in job.end().check().out
+    (tmp_path / "program.py").write_text(LATE)
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "store")]
+    with Process(command, {"FARANDOLE_RENDEZVOUS": "", "WORLD_SIZE": "2"}) as job:
+        out = job.end().check().out
+    assert "did not come to the" in out
+    assert all(f"rank {rank} has 22" in out for rank in range(2)), out
 
 
 # ---- strangers who read what ranks write into the store, and who write to it
