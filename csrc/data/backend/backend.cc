@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/backend/backend.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -26,10 +25,6 @@ size_t PartLayout::share_start(int owner) const {
   size_t before = 0;
   for (int member = 0; member < owner; ++member) before += rows(member);
   return row_bytes() * before;
-}
-
-size_t PartLayout::longest_share() const {
-  return row_bytes() * static_cast<size_t>(*std::max_element(part_.rows.begin(), part_.rows.end()));
 }
 
 size_t PartLayout::bytes_between(int sender, int receiver) const {
@@ -97,14 +92,15 @@ void PartLayout::check_rows() const {
     contradiction(part_, "it has " + std::to_string(part_.rows.size()) + " row counts instead of " +
                              std::to_string(expected));
   }
-  int64_t sum = 0;
   for (int64_t rows : part_.rows) {
     if (rows < 0) contradiction(part_, "it has a negative row count");
-    sum += rows;
   }
-  if (traits_.rows == Rows::kKept && sum != part_.signature.rows()) {
-    contradiction(part_, "its members keep " + std::to_string(sum) + " rows instead of " +
-                             std::to_string(part_.signature.rows()));
+  for (int member = 0; traits_.rows == Rows::kKept && member < members_; ++member) {
+    const int64_t kept = kept_rows(part_.signature.rows(), member, members_);
+    if (std::cmp_equal(rows(member), kept)) continue;
+    contradiction(part_, "member " + std::to_string(member) + " keeps " +
+                             std::to_string(rows(member)) + " rows instead of " +
+                             std::to_string(kept));
   }
 }
 

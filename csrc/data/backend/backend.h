@@ -104,10 +104,9 @@ class PartLayout {
   void check(int member) const;
 
   // For kReduceToOwners: share_bytes() is the size of the share of the result that `owner` gets, and share_start() is
-  // the share's offset in every input.
+  // the share's offset in every input. No share is longer than an earlier one, because kept_rows() computes them.
   size_t share_bytes(int owner) const { return row_bytes() * rows(owner); }
   size_t share_start(int owner) const;
-  size_t longest_share() const;
 
   size_t input_bytes(int member) const;
   size_t output_bytes(int member) const;

@@ -109,13 +109,13 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   return true;
 }
 
-// Cuts all shares of a part at the same offsets, as if each share were as long as the longest one. Therefore the output
-// may start at the input's address: the output overwrites only bytes that have already been reduced.
+// Cuts all shares of a part at the same offsets, as if each share were as long as the first one, which is the longest.
+// Therefore the output may start at the input's address: it overwrites only bytes that have already been reduced.
 bool HierarchicalSchedule::fill_reducescatter(HierarchicalBlock& block) {
   const size_t window = sizes_.block_bytes / lanes_.size() / kAlignment * kAlignment;
   const size_t bytes = run_.fill_window(
       lanes_[0], window, widening,
-      [&](const PartLayout& layout, const PartLane&) { return layout.longest_share(); },
+      [&](const PartLayout& layout, const PartLane&) { return layout.share_bytes(0); },
       [&](const PartLane& lane, size_t slot, size_t length) {
         sections_.push_back({static_cast<uint32_t>(lane.part), slot, 0, lane.offset, length,
                              widening(run_[lane.part]), Chunk::kAll});

@@ -304,12 +304,6 @@ void ShmBackend::reduce_range(const Block& block, const Range& range) {
   scratch_.targets.clear();
   // A result for peers is first written to this member's memory and then copied to the slot. The slot's cache lines are
   // in the peers' caches, and a copy claims cache lines faster than the kernels' stores do.
-  if (!shared && overwrites_own_input(part, range)) {
-    scratch_.targets.push_back(exchange_.own_slot(at_.reduced, range));
-    combine(part, range.bytes, range.bytes);
-    kernels::copy(output, scratch_.targets.front(), range.bytes);
-    return;
-  }
   if (output != nullptr) scratch_.targets.push_back(output);
   if (shared) exchange_.deliver(at_.reduced, range, part, scratch_.targets);
   combine(part, range.bytes, shared ? kChunkBytes : range.bytes);
@@ -329,14 +323,6 @@ void ShmBackend::combine(const Part& part, size_t bytes, size_t step) {
     for (size_t i = 1; i < scratch_.targets.size(); ++i)
       kernels::copy(scratch_.targets[i] + at, first, length);
   }
-}
-
-// True if an in-place reducescatter, which moves the share to the buffer's start, would overwrite bytes of this range.
-bool ShmBackend::overwrites_own_input(const Part& part, const Range& range) const {
-  const bool moves = part.signature.traits().pattern == Pattern::kReduceToOwners;
-  if (!moves || !part.has(member_) || members_ == 1) return false;
-  const std::byte *const to = part.output + range.output, *const from = part.input + range.input;
-  return to != from && overlap(to, range.bytes, from, range.bytes);
 }
 
 void ShmBackend::consume() {

@@ -158,7 +158,6 @@ class ShmBackend final : public Backend {
   void consume();
   void keep(const Range& range);
   void reduce_range(const Block& block, const Range& range);
-  bool overwrites_own_input(const Part& part, const Range& range) const;
   void combine(const Part& part, size_t bytes, size_t step);
   void ring_peers();
 

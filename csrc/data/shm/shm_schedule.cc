@@ -117,13 +117,14 @@ void ShmSchedule::add_stripes(Block& block, const Range& segment, size_t stripe_
   }
 }
 
-// Cuts all shares of a part at the same offsets, as if each share were as long as the longest one. Therefore the output
-// may start at the input's address: every byte that the output overwrites has already been staged.
+// Cuts all shares of a part at the same offsets, as if each share were as long as the first one, which is the longest.
+// Therefore the output may start at the input's address. Every byte that the output overwrites has already been staged.
+// The output does not overlap the member's own share, because no earlier share is shorter.
 bool ShmSchedule::fill_reducescatter(Block& block) {
   const size_t window = block_bytes_ / static_cast<size_t>(members_) / kAlignment * kAlignment;
   const size_t bytes = run_.fill_window(
       lanes_[0], window, as_it_is,
-      [&](const PartLayout& layout, const PartLane&) { return layout.longest_share(); },
+      [&](const PartLayout& layout, const PartLane&) { return layout.share_bytes(0); },
       [&](const PartLane& lane, size_t slot, size_t length) {
         for (int owner = 0; owner < members_; ++owner) {
           add_share(block, owner, lane, static_cast<size_t>(owner) * window + slot, length);

@@ -30,8 +30,7 @@ inline void choose_rows(Random& random, PartSpec& spec, int members) {
   const auto total = spec.part.signature.rows();
   std::vector<int64_t>& rows = spec.part.rows;
   if (op == Op::kReducescatter) {
-    rows.assign(n, 0);
-    for (int64_t row = 0; row < total; ++row) ++rows[random.below(one_in(random, 3) ? 1 : n)];
+    for (int m = 0; m < members; ++m) rows.push_back(kept_rows(total, m, members));
   } else if (traits_of(op).ragged()) {
     rows.resize(op == Op::kAlltoall ? n * n : n);
     for (size_t i = 0; i < rows.size(); ++i) {

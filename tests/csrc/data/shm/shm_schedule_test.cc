@@ -149,6 +149,8 @@ TEST(contradictions_are_refused) {
   part = float_part(Op::kReducescatter, {4});
   part.rows = {1, 2};
   refuses(part);
+  part.rows = {1, 3};  // the first member keeps fewer rows
+  refuses(part);
   part = float_part(Op::kAlltoall, {-1});
   part.rows = {1, 2};
   refuses(part);
