@@ -99,9 +99,7 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   Chunk chunk;
   chunk.receiver = run_.front().signature.target();
   homes_.assign(1, Chunk::kAll);
-  if (chunk.receiver != Chunk::kAll) {
-    homes_[0] = hosts_.host_of(chunk.receiver);
-  } else if (!direct) {
+  if (chunk.receiver == Chunk::kAll && !direct) {
     homes_.resize(hosts);
     std::iota(homes_.begin(), homes_.end(), 0);
   }
@@ -137,7 +135,6 @@ bool HierarchicalSchedule::fill_reducescatter(HierarchicalBlock& block) {
     if (sections_.empty()) continue;
     Chunk chunk;
     chunk.receiver = owner;
-    chunk.home = hosts_.host_of(owner);
     cut_range(block, chunk, begin, begin + bytes);
   }
   return true;
@@ -221,7 +218,6 @@ bool HierarchicalSchedule::fill_alltoall(HierarchicalBlock& block) {
       Chunk chunk;
       chunk.sender = senders_[i];
       chunk.receiver = section.receiver;
-      chunk.home = hosts_.host_of(section.receiver);
       cut_range(block, chunk, section.slot, section.slot + section.bytes);
     }
   }

@@ -31,7 +31,7 @@ struct Chunk {
 
   int sender = kAll;    // the only member with input; kAll if the inputs of all members are reduced
   int receiver = kAll;  // the only member with a result; kAll if all members get the result
-  int home = kAll;      // the only host that combines; kAll if all hosts that need the result do
+  int home = kAll;      // the only host that combines; kAll if each host that needs the result does
   int stripe = kAll;    // kAll if the chunk has no stripe
   size_t begin = 0;     // offset in the slot; a multiple of 16
   size_t wide_bytes = 0;
