@@ -177,10 +177,7 @@ TEST(a_rank_may_leave_while_a_thread_is_in_a_cell) {
     const CheckedCall call = self.prepare(allreduce(data, "met"));
     auto make = [&] {
       data = values_of(self.rank, 3);
-      const uintptr_t at = address(data.data());
-      Handle handle = 0;
-      PreparedSubmission one{&call, {&at, 1}, {&at, 1}, {}, {&handle, 1}};
-      return self.runtime()->call(one) ? Failure{} : self.wait({handle});
+      return self.call(call, data);
     };
     auto make_and_fail = [&] {
       const Failure failure = make();
@@ -195,10 +192,9 @@ TEST(a_rank_may_leave_while_a_thread_is_in_a_cell) {
       self.bootstrap.await(0, 1);
       return make_and_fail();
     }
-    const Tally& tally = self.runtime()->watch().recorder().memory().page(0).tally;
-    const uint64_t before = tally.submitted;
+    const uint64_t before = self.tally().submitted;
     std::thread thread(make_and_fail);
-    while (tally.submitted == before) std::this_thread::yield();
+    while (self.tally().submitted == before) std::this_thread::yield();
     CHECK(!self.runtime()->leave(false, "", Deadline::in(0ms)));
     thread.join();
     self.bootstrap.tell(0);

@@ -351,3 +351,36 @@ TEST(a_call_after_its_set_was_removed_fails) {
     self.check_usable();
   });
 }
+
+// The others have asked for the removal already, so the other member does not come into the cell.
+TEST(a_call_fails_in_a_cell_when_its_set_is_removed) {
+  run_jobs({3}, [](TestRank& self) {
+    Ask remove{FARANDOLE_REMOVE_SET, {}, nullptr, nullptr, ""};
+    remove.root = add_set(self, {0, 1});
+    Floats data(3);
+    Ask met = allreduce(data, "met");
+    met.set = remove.root;
+    const CheckedCall call = self.rank == 2 ? CheckedCall{} : self.prepare(met);
+    for (int i = 0; i < 3 && self.rank < 2; ++i) {
+      data = values_of(self.rank, data.size());
+      CHECK(!self.call(call, data));
+      CHECK(data == sum_over(2, data.size()));
+    }
+    std::thread thread;
+    if (self.rank == 0) {
+      self.bootstrap.await(0, 2);
+      const uint64_t before = self.tally().submitted;
+      thread = std::thread([&] {
+        const Failure failure = self.call(call, data);
+        CHECK_EQ(failure.code, ErrorCode::kInvalidArgument);
+        CHECK(contains(failure.text, "was removed"));
+      });
+      while (self.tally().submitted == before) std::this_thread::yield();
+    }
+    const Handle removed = self.submit(remove);
+    if (self.rank > 0) self.bootstrap.tell(0);
+    self.finish(removed);
+    if (thread.joinable()) thread.join();
+    self.check_usable();
+  });
+}

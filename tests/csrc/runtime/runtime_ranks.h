@@ -179,6 +179,16 @@ class TestRank {
     batch.submit(*runtime_);
     return batch.handles.front();
   }
+  // Makes a prepared call in place and waits for it, in its set's cell if that is possible. Empty: it is done.
+  Failure call(const CheckedCall& prepared, Floats& data) {
+    const uintptr_t at = address(data.data());
+    Handle handle = 0;
+    PreparedSubmission one{&prepared, {&at, 1}, {&at, 1}, {}, {&handle, 1}};
+    if (runtime_->call(one)) return {};
+    if (Failure failure = wait({handle})) return failure;
+    runtime_->handles().release(handle);
+    return {};
+  }
   // Empty: all are done.
   Failure wait(const std::vector<Handle>& handles) {
     const Deadline deadline = patience();
@@ -219,11 +229,12 @@ class TestRank {
     runtime_->handles().release(handle);
     return static_cast<SetId>(id);
   }
-  // How many this rank has moved.
-  uint64_t buckets() const {
+  const Tally& tally() const {
     const FlightMemory& memory = runtime_->watch().recorder().memory();
-    return memory.page(runtime_->topology().local_rank).tally.buckets;
+    return memory.page(runtime_->topology().local_rank).tally;
   }
+  // How many this rank has moved.
+  uint64_t buckets() const { return tally().buckets; }
   // All ranks can still do their ordinary work.
   void check_usable(const std::string& name = {}) {
     for (size_t n : {size_t{3}, size_t{5000}}) {

@@ -35,6 +35,16 @@ TEST(a_notice_names_ranks_that_make_calls_in_different_orders) {
   contains(text, "\n    File \"train.py\", line 10");
 }
 
+TEST(a_notice_does_not_name_young_calls) {
+  Job job(watchful(2));
+  job.submit(0, tensor("old"));
+  job.at(15);
+  job.submit(0, tensor("young"));
+  const std::string text = notice_of(job);
+  contains(text, "'old' (allreduce): rank 0 waiting for 20 s, rank 1 missing");
+  CHECK(text.find("young") == std::string::npos);
+}
+
 TEST(calls_that_block_each_other_are_given_up_one_after_the_other) {
   Job job(watchful(2));
   job.submit(0, tensor("first"));
