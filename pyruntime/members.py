@@ -114,7 +114,7 @@ def denoted(value: Any) -> list[int]:
     try:
         number = getattr(value, "process_set_id", value)
         known = {0: list(range(topology.size()))}
-        known |= {s.process_set_id or 0: s.ranks or [] for s in registered}
+        known |= {s.process_set_id: s.ranks or [] for s in registered if s.process_set_id}
         if isinstance(number, int) and not isinstance(number, bool) and number in known:
             return [number]
         ranks = getattr(value, "ranks", value)
@@ -122,4 +122,5 @@ def denoted(value: Any) -> list[int]:
         meant = [number for number, members in known.items() if members == listed]
     except Exception:
         meant = []
-    return meant or [0, *(s.process_set_id or 0 for s in registered if s.included())]
+    numbers = (s.process_set_id for s in registered if s.process_set_id and s.included())
+    return meant or [0, *numbers]

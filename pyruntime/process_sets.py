@@ -55,11 +55,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     own = new._members() if new.mpi_comm is None else _ranks_of[0](new.mpi_comm)
 
     def meet() -> ProcessSet:
-        if new.mpi_comm is None:
-            new.process_set_id = _add(own)
-        else:
-            _add_split(new, own)
-        registered.append(new)
+        _register(new, own, _add(own) if new.mpi_comm is None else _add_split(own))
         return new
 
     return then(meet)
@@ -76,11 +72,28 @@ def _add(ranks: list[int]) -> int:
     return Handle(submit(Call(Op.ADD_SET, _ADDING), [shape]), _value, what).wait()
 
 
-def _add_split(process_set: ProcessSet, own: list[int]) -> None:
-    for ranks in sorted({tuple(ranks) for ranks in allgather_object(own, name=_ADDING) if ranks}):
-        number = _add(list(ranks))
-        if list(ranks) == own:
-            process_set.ranks, process_set.process_set_id = own, number
+def _add_split(own: list[int]) -> int:
+    """Adds the sets of all ranks. Returns the number of the set whose members are `own`. If a set
+    cannot be added, all ranks get the same error, and remove the sets that they have added."""
+    found = {tuple(ranks) for ranks in allgather_object(own, name=_ADDING) if ranks}
+    numbers: dict[tuple[int, ...], int] = {}
+    try:
+        for ranks in sorted(found):
+            numbers[ranks] = _add(list(ranks))
+    except Exception:
+        with contextlib.suppress(FarandoleError):  # the job has failed
+            for number in numbers.values():
+                _remove(number)
+        raise
+    return numbers[tuple(own)]
+
+
+def _register(process_set: ProcessSet, ranks: list[int], number: int) -> None:
+    """Gives a set its number. First lists the set, so that forget_all() finds each set that has a
+    number, even if a signal handler raises here."""
+    registered.append(process_set)
+    process_set.ranks = ranks
+    process_set.process_set_id = number
 
 
 @collective(Op.REMOVE_SET, unnamed=_REMOVING)
@@ -105,15 +118,18 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     def meet() -> bool:
         if number == 0:
             return _remove_nothing()
-        call = Call(Op.REMOVE_SET, _REMOVING, root=number)
-        what = f"remove_process_set({number})"
-        Handle(submit(call, [NOTHING]), _value, what).wait()
+        _remove(number)
         process_set.process_set_id = None
         registered.remove(process_set)
         prepared.clear()
         return True
 
     return then(meet)
+
+
+def _remove(number: int) -> None:
+    call = Call(Op.REMOVE_SET, _REMOVING, root=number)
+    Handle(submit(call, [NOTHING]), _value, f"remove_process_set({number})").wait()
 
 
 def _remove_nothing() -> bool:
@@ -141,8 +157,7 @@ def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
             f"{name}: this rank passes ranks {new.ranks}, the others pass {members_of(number)}"
         )
     allow_threads(number)
-    new.process_set_id = number
-    registered.append(new)
+    _register(new, new._members(), number)
     return new
 
 

@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import farandole as fd
+from farandole import process_sets
 
 
 def registered(*sets):
@@ -88,6 +89,41 @@ def test_a_set_does_not_wait_for_another():
 
 
 @pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
+def test_a_set_of_a_communicator_exists():
+    """All ranks get the error, and no rank keeps the sets that were added before."""
+    comm = MPI.COMM_WORLD.Split(fd.rank())
+    ps, other = fd.ProcessSet(comm), fd.add_process_set([1])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"of rank 1 exists already"):
+            fd.add_process_set(ps)
+    assert ps.process_set_id is None
+    fd.remove_process_set(other)
+    fd.add_process_set(ps)
+    mine = np.full(3, 1.0 + fd.rank())
+    assert fd.allreduce(mine, op=fd.Sum, process_set=ps).tolist() == mine.tolist()
+    comm.Free()
+    fd.shutdown()
+    fd.init()
+
+
+@pytest.mark.ranks(3)
+def test_ctrl_c_between_a_set_and_its_number(monkeypatch: pytest.MonkeyPatch):
+    class Interrupted(list[fd.ProcessSet]):
+        def append(self, value: fd.ProcessSet) -> None:
+            raise KeyboardInterrupt
+
+    ps = fd.ProcessSet([0, 1])
+    with monkeypatch.context() as patched:
+        patched.setattr(process_sets, "registered", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            fd.add_process_set(ps)
+        fd.shutdown()
+    fd.init()
+    fd.add_process_set(ps)
+    fd.remove_process_set(ps)
+
+
 def test_sets_from_a_communicator():
     comm = MPI.COMM_WORLD.Split(fd.rank() % 2)
     ps = fd.add_process_set(fd.ProcessSet(comm))
