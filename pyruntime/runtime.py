@@ -346,19 +346,25 @@ def _leave(
         if job is None:
             return
         interrupt: BaseException | None = None
-        try:  # from here on, Ctrl-C also leaves the job
-            _job = None
-            broken = bool(lib.farandole_broken()) or part.has_ended()
-            requests.leave()
-            failure = _leave_core(cause, limit)
-        except BaseException as reason:  # Ctrl-C, or the limit has passed, so stop waiting
-            interrupt = reason
-            failure = _leave_core(leaving.describe(reason))
-        forget_all()
-        if not lib.farandole_initialized():  # otherwise the core's threads may still use memory
-            leases.restart()
-        broken |= failure is not None or interrupt is not None
-        _goodbyes = job.close(goodbye, failed, broken)
+        failure: Exception | None = None
+        left = False
+        while not left:  # after Ctrl-C, the wait is short, and further ones do not end it
+            try:
+                broken |= bool(lib.farandole_broken()) or part.has_ended()
+                if interrupt is None:
+                    requests.leave()
+                failure = _leave_core(cause, limit)
+                left = True
+            except BaseException as reason:  # Ctrl-C, or the limit has passed, so stop waiting
+                interrupt = interrupt or reason
+                cause, limit = leaving.describe(interrupt), None
+        if _job is job:  # else a signal handler has called this function meanwhile
+            forget_all()
+            if not lib.farandole_initialized():  # otherwise the core's threads may still use memory
+                leases.restart()
+            broken |= failure is not None or interrupt is not None
+            _job = None  # last, because a shutdown() that Ctrl-C interrupts may be repeated
+            _goodbyes = job.close(goodbye, failed, broken)
     if interrupt is not None:
         raise interrupt
     if failure is not None and not failed:

@@ -276,7 +276,8 @@ class SocketBootstrap(Bootstrap):
             said = [Goodbye.decode(answer) for answer in answers]
         except (OSError, rendezvous.NotAll):
             pass  # a rank has died, or has not left yet
-        self._connection.close()
+        finally:
+            self._connection.close()
         return Goodbyes(goodbye, lambda: said)
 
     def abandon(self, reason: BaseException) -> None:

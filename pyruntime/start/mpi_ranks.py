@@ -38,6 +38,8 @@ class Mpi(Bootstrap):
     _keyval: int | None = None
     _awaited: Callable[[], object] | None = None  # returns true once MPI_Finalize cannot hang
     _grace = 0.0  # number of seconds for which exit waits until _awaited() is true
+    # Requests whose waits may end early. MPI may still read and write their memory.
+    _unended: ClassVar[list[Any]] = []
     # Number of duplications by members. The key None stands for the world.
     _begun: ClassVar[Counter[object]] = Counter()
     _unfinished: tuple[Any, Any] | None = None  # a duplication that some ranks have not joined
@@ -133,7 +135,18 @@ class Mpi(Bootstrap):
 
     def _end(self, request: Any, seconds: float | None = None) -> None:
         self._must_end(request.Test)
-        self._wait.until(request.Test, seconds)
+        try:
+            self._wait.until(request.Test, seconds)
+        except BaseException:
+            self._keep(request)
+            raise
+
+    @classmethod
+    def _keep(cls, request: Any) -> None:
+        """Keeps a request, and with it its memory, until MPI has completed the request."""
+        cls._unended.append(request)
+        with contextlib.suppress(Exception):  # MPI has noticed the death of a rank
+            cls._unended[:] = [each for each in cls._unended if not each.Test()]
 
     def world_ranks(self, comm: Any) -> list[int]:
         """Returns this world's ranks that are in an mpi4py communicator, in ascending order.
@@ -175,6 +188,7 @@ class Mpi(Bootstrap):
 
         try:
             everyone = self._comm.Iallgather(goodbye.encode(), said)
+            self._keep(everyone)
             if _completes(everyone.Test, GRACE):
                 self._comm.Free()
             elif failed:

@@ -12,6 +12,7 @@ import pytest
 from farandole.launch.place import free_port
 from harness import failing
 from harness.fork import ForkJob
+from harness.mpirun import MpiJob
 from harness.process import Process, ended
 
 HEAD = f"""{failing.FAILS}
@@ -93,6 +94,44 @@ def test_rank_0_opens_the_rendezvous_again(library: str, call: str) -> None:
             rank.wait_for_output("sum 3.0 ")
     assert "sum 3.0 1" in ranks[0].output
     assert "sum 3.0 0" in ranks[1].output
+
+
+def test_ctrl_c_while_goodbyes_are_exchanged(mpi_ranks: Callable[..., MpiJob]) -> None:
+    """MPI writes the goodbye of a rank that leaves later. Nobody else uses that memory by then."""
+    source = """
+from mpi4py import MPI
+import farandole as fd
+from farandole import runtime
+from farandole.start import bootstrap, mpi_ranks
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+world = MPI.COMM_WORLD
+fd.init()
+if world.rank == 0:
+    leave = runtime._leave_core
+    runtime._leave_core = lambda *_: (setattr(runtime, "_leave_core", leave), interrupt())
+    completes, mpi_ranks._completes = mpi_ranks._completes, interrupt
+    try:
+        fd.shutdown()
+    except KeyboardInterrupt as reason:
+        pass
+    mpi_ranks._completes = completes
+    canaries = [bytearray(b"c" * bootstrap.Goodbye.BYTES * 2) for _ in range(1000)]
+world.Barrier()
+if world.rank == 1:
+    try:
+        fd.shutdown()
+    except fd.PeerError:
+        pass
+for _ in range(100):
+    world.Barrier()  # MPI makes progress
+if world.rank == 0:
+    assert all(set(canary) == set(b"c") for canary in canaries)
+print("fine", flush=True)
+"""
+    assert mpi_ranks(source, 2).finish().check().out.count("fine") == 2
 
 
 @pytest.mark.parametrize("victim", [0, 1])

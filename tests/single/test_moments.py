@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import elastic
+from farandole import elastic, runtime
 from farandole.errors import HostsUpdatedInterrupt
 from harness.moments import at_each_moment
 
@@ -72,6 +72,24 @@ def test_both_wait_for_one_call(start: Any) -> None:
 
     handles[:] = [start()]
     assert at_each_moment(program, handler) > 20
+
+
+def test_ctrl_c_comes_again_in_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave, causes = runtime._leave_core, list[str]()
+
+    def leave_core(cause: str, limit: float | None = None) -> Exception | None:
+        causes.append(cause)
+        if len(causes) < 4:
+            raise KeyboardInterrupt(f"number {len(causes)}")
+        return leave(cause, limit)
+
+    monkeypatch.setattr(runtime, "_leave_core", leave_core)
+    with pytest.raises(KeyboardInterrupt, match="number 1"):
+        fd.shutdown()
+    assert causes == ["", *["KeyboardInterrupt: number 1"] * 3]
+    assert not fd.is_initialized()
+    fd.init()
+    assert fd.allreduce(X, name="again").tolist() == X.tolist()
 
 
 def test_hosts_change_again() -> None:
