@@ -50,7 +50,8 @@ TABLE: tuple[tuple[tuple[int, ...], tuple[int, ...], str, str], ...] = (
     (
         (2,),
         (),
-        "arguments bench torch_complex torch_distributed_ddp torch_restart torch_wrappers",
+        "arguments bench torch_complex torch_distributed_ddp torch_kept torch_restart "
+        "torch_wrappers",
         "one rank is wrong, one hears of it",
     ),
     ((2,), (), "gpu_torch", "NCCL rounds a third in its own way"),
@@ -58,8 +59,7 @@ TABLE: tuple[tuple[tuple[int, ...], tuple[int, ...], str, str], ...] = (
     (
         (3,),
         (),
-        "torch_distributed torch_distributed_groups torch_distributed_messages torch_kept "
-        "torch_ordinary",
+        "torch_distributed torch_distributed_groups torch_distributed_messages torch_ordinary",
         "alone, nothing is reduced",
     ),
     (

@@ -268,10 +268,9 @@ def test_wrong_on_one_rank(call: str, named: bool) -> None:
 
 @pytest.mark.ranks(2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Sparse CSR")
-@pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("call", GOODS)
-def test_wrong_on_all_ranks(call: str, named: bool) -> None:
-    wrong_arguments(call, True, named)
+def test_wrong_on_all_ranks(call: str) -> None:
+    wrong_arguments(call, True, False)
 
 
 def wrong_arguments(call: str, everywhere: bool, named: bool) -> None:

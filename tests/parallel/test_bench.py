@@ -4,6 +4,7 @@
 import json
 
 import pytest
+import torch  # noqa: F401 (of gloo; first, so that gc.collect() between timings does not see it)
 
 import farandole
 from farandole.tools import cli

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from mpi4py import MPI
 from torch import Tensor, nn
 
 import farandole.torch as hvd
-from harness.ranks import restarted
 
 
 def assert_equal_everywhere(x: Tensor) -> None:
@@ -89,15 +87,3 @@ def test_a_scaled_reducescatter_above_the_fusion_threshold_works() -> None:
     result = hvd.reducescatter(x, op=hvd.Sum, name="large", prescale_factor=0.5)
     assert result.shape == (rows,)
     assert (result == hvd.size() * (hvd.size() + 1) / 4).all()
-
-
-@pytest.mark.ranks(2, 3, 4)
-def test_a_stall_beyond_the_limit() -> None:
-    """Also HorovodInternalError, on the ranks that wait; the runtime stays up."""
-    limits = {"STALL_CHECK_TIME": "0.3", "STALL_SHUTDOWN_TIME": "1"}
-    with restarted(**{f"HOROVOD_{name}_SECONDS": value for name, value in limits.items()}):
-        if hvd.rank() != 0:
-            with pytest.raises(hvd.HorovodInternalError, match=r"alone.*\b0\b") as caught:
-                hvd.allreduce(torch.ones(3), name="not alone")
-            assert type(caught.value) is hvd.StallError
-        MPI.COMM_WORLD.Barrier()

@@ -22,7 +22,7 @@ from harness.cells import count_in_cells
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
-TURNS = 30
+TURNS = 12
 
 
 def mine(turn: int) -> float:

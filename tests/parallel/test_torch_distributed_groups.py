@@ -123,6 +123,7 @@ def test_the_store_of_a_job_on_one_host_is_not_open_to_networks() -> None:
     socket.create_connection(("127.0.0.1", store.port)).close()
     with pytest.raises(ConnectionRefusedError):  # as from another network: also this host's
         socket.create_connection(("127.0.0.2", store.port))
+    dist.barrier()  # rank 0 serves the store
 
 
 def test_beside_farandoles_own_calls() -> None:
