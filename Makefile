@@ -108,7 +108,7 @@ test-cpp: venv programs ## the C++ tests
 	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $$((2 * $(JOBS))) --dist worksteal $(ARGS)
 
 # These tests read sources only; make lint runs them.
-LINTS := $(patsubst %,tests/single/test_%.py,language layout pages)
+LINTS := $(patsubst %,tests/single/test_%.py,language layout pages types)
 test-single: venv programs ## the Python tests that run in one process, and the tests of failures
 	$(PYTEST) $(call paths,tests/single tests/faults $(LINTS:%=--ignore=%)) -n $$((2 * $(JOBS))) --dist worksteal $(ARGS)
 
