@@ -11,7 +11,6 @@ import itertools
 import select
 import socket
 import struct
-import threading
 import time
 from collections import deque
 from typing import Any
@@ -53,7 +52,7 @@ class Connection:
         self._poll.register(connection, select.POLLIN)
         self._messages: deque[bytes] = deque()
         self._waiting: deque[bytes] = deque()
-        self._sending = threading.Lock()
+        self._turns = deque([True])  # empty while a call of send() sends
         connection.settimeout(send_seconds)
         deadline = time.monotonic() + seconds
         try:
@@ -74,8 +73,14 @@ class Connection:
         call of send(), which then sends both messages.
         """
         self._waiting.append(message)
-        while self._waiting and self._sending.acquire(blocking=False):
+        while self._waiting:
+            turn: list[bool] = []
             try:
+                try:
+                    # A single call in C takes the turn and stores it, so no signal comes between.
+                    turn.extend(map(deque.pop, (self._turns,)))
+                except IndexError:  # another call is sending, and also sends this message
+                    return
                 while self._waiting:
                     outgoing = self._session.outgoing
                     self._session.send(self._waiting.popleft())
@@ -87,7 +92,7 @@ class Connection:
                 self.close()
                 raise
             finally:
-                self._sending.release()
+                self._turns.extend(turn)
 
     def receive(self, seconds: float | None = None) -> bytes:
         """Returns the next message.

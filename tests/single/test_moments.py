@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import itertools
+import socket
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 import farandole as fd
 from farandole import elastic, runtime
 from farandole.errors import HostsUpdatedInterrupt
+from farandole.start.connection import Connection
 from harness.moments import at_each_moment
 
 X, Y = np.arange(6.0), np.full((7, 1, 2, 1, 3), 5.0)
@@ -90,6 +94,39 @@ def test_ctrl_c_comes_again_in_shutdown(monkeypatch: pytest.MonkeyPatch) -> None
     assert not fd.is_initialized()
     fd.init()
     assert fd.allreduce(X, name="again").tolist() == X.tolist()
+
+
+class Unproved:
+    """A session that adds nothing to the messages."""
+
+    proved, outgoing = True, bytearray()
+
+    def send(self, message: bytes) -> None:
+        self.outgoing += message
+
+
+def test_ctrl_c_in_a_send_does_not_keep_later_messages() -> None:
+    own, other = socket.socketpair()
+    other.setblocking(False)
+    session: Any = Unproved()
+    connection = Connection(own, session, 1.0, 1.0)
+
+    def program() -> None:
+        with suppress(KeyboardInterrupt):
+            connection.send(b"a")
+        with suppress(KeyboardInterrupt):
+            connection.send(b"b")
+        trace = sys.gettrace()
+        sys.settrace(None)
+        connection.send(b"c")
+        sys.settrace(trace)
+        assert other.recv(100).endswith(b"c")
+
+    def handler() -> None:
+        raise KeyboardInterrupt
+
+    with own, other:
+        assert at_each_moment(program, handler) > 5
 
 
 def test_hosts_change_again() -> None:
