@@ -104,8 +104,9 @@ test-all: venv programs ## `make test` and the longer phases: sanitizers, whole 
 	$(BIN)/python tools/phases.py all
 
 # Tests run in parallel. Tests that mostly wait use more processes than cores. Worlds of several sizes run at once.
+ONE_BY_ONE := --dist load --maxschedchunk 1  # for few tests, some of which take long
 test-cpp: venv programs ## the C++ tests
-	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $$((2 * $(JOBS))) --dist worksteal $(ARGS)
+	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $$((2 * $(JOBS))) $(ONE_BY_ONE) $(ARGS)
 
 # These tests read sources only; make lint runs them.
 LINTS := $(patsubst %,tests/single/test_%.py,language layout pages types)
@@ -162,7 +163,7 @@ sanitized: $(VENV)/.build-stamp
 test-sanitize: venv sanitized ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=thread selects
 	for build in $(or $(SANITIZE),$(SANITIZERS)); do \
 	  echo "==== the C++ tests under -fsanitize=$$build ===="; \
-	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) --dist worksteal $(ARGS); \
+	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) $(ONE_BY_ONE) $(ARGS); \
 	done
 
 # Names the loader by path, because qemu's -L would map `/` to a different folder, which breaks tests of files.

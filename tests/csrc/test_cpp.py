@@ -18,7 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get("FARANDOLE_TEST_BUILD", "build/release")
 FILES = [path.stem for path in sorted(Path(__file__).parent.rglob("*_test.cc"))]
 FAMILIES = tuple(file.removesuffix("test") for file in FILES)  # x_: x_y_test.cc is part of x_test
-PROGRAMS = [file for file in FILES if not file.removesuffix("_test").startswith(FAMILIES)]
+_ALL = [file for file in FILES if not file.removesuffix("_test").startswith(FAMILIES)]
+# Those that take longest begin, each with a short one: xdist gives every process two at first.
+LONG = ["simulation_test", "runtime_test", "nccl_backend_test", "gpu_lane_test", "gpu_runtime_test"]
+_SHORT = [name for name in _ALL if name not in LONG]
+PROGRAMS = [name for pair in zip(LONG, _SHORT, strict=False) for name in pair]
+PROGRAMS += _SHORT[len(LONG) :]
 # Of a build for another machine: the program that runs it; and what that can not run.
 EMULATOR = os.environ.get("FARANDOLE_TEST_EMULATOR", "").split()
 SECONDS = 900 if EMULATOR else 280
