@@ -153,11 +153,20 @@ def DistributedOptimizer(
         compare = comparison(optimizer, kind.named, process_set, interval)
         fields: Any = {"_names": names, "_compressor": compression, "_scope": scope}
         return adopt(None, kind=kind, _before_step=compare, **fields)
-    reducer: Reducer | None = None
-    if not alone:
-        reducer = Reducer(settings, Accumulation(backward_passes_per_step), optimizer)
+    if alone:
+        return adopt(None, kind=ReducingOptimizer)
+    reducer = Reducer(settings, Accumulation(backward_passes_per_step), optimizer)
+    try:
+        adopt(reducer, kind=ReducingOptimizer)
         reducer.add(parameters, names)
-    return adopt(reducer, kind=ReducingOptimizer)
+    except BaseException:
+        reducer.detach()
+        reducer.consensus.give_name_back()
+        optimizer.__class__ = _own(optimizer)
+        if (inner := optimizer.__dict__.pop("_inner_step", None)) is not None:
+            optimizer.step = inner  # type: ignore[method-assign]
+        raise
+    return optimizer
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
@@ -184,11 +193,11 @@ def _adopt(
 ) -> Wrapped:
     """Makes the optimizer's class also derive from `kind`, and sets these fields."""
     stay_outside()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.__class__ = _class_of(type(optimizer), kind)
     inner = optimizer.__dict__.pop("step", None)
     if any(hasattr(inner, mark) for mark in _SCHEDULERS_MARKS):  # bypasses kind.step()
         inner = None
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    optimizer.__class__ = _class_of(type(optimizer), kind)
     optimizer.__dict__.update(
         _reducer=reducer,
         _inner_step=inner,

@@ -139,6 +139,12 @@ def next_scope(kind: str, process_set: int) -> str:
     return f"{kind}.{_scopes[key] - 1}"
 
 
+def give_scope_back(kind: str, process_set: int) -> None:
+    """Undoes the last next_scope(), because the object could not be made. A second try then gets
+    the same name, which is that of the object on ranks whose first try has succeeded."""
+    _scopes[kind, process_set] -= 1
+
+
 class Scope:
     """The name of an object's calls. It changes after shutdown() and init()."""
 

@@ -12,7 +12,19 @@ import torch
 from torch import nn
 
 import farandole.torch as hvd
-from harness.toys import batch, loss_of, momentum, network, train_both
+from farandole.arrays import arena
+from harness.in_flight import late
+from harness.toys import (
+    batch,
+    grad_is,
+    loss_of,
+    momentum,
+    network,
+    push,
+    total,
+    toys,
+    train_both,
+)
 
 STEPS = 4
 
@@ -21,6 +33,51 @@ STEPS = 4
 def trained() -> tuple[nn.Module, Any]:
     model = network()
     return model, momentum(model.parameters())
+
+
+def test_memory_is_short_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has changed there: the older optimizer still reduces. A second try succeeds."""
+
+    def allocate(_: int) -> Any:
+        raise hvd.LibraryError("memory is short")
+
+    (p,), older = toys()
+    new: Any = torch.optim.SGD([p], lr=1.0)
+    if late():
+        with monkeypatch.context() as patched:
+            patched.setattr(arena, "allocate", allocate)
+            with pytest.raises(hvd.LibraryError, match="memory is short"):
+                hvd.DistributedOptimizer(new, gradient_as_bucket_view=True)
+        assert type(new) is torch.optim.SGD
+    push(p)
+    grad_is(p, total(hvd.Average, [0]))
+    older.step()
+    older.zero_grad()
+    hvd.DistributedOptimizer(new, gradient_as_bucket_view=True)
+    push(p)
+    grad_is(p, total(hvd.Average, [0]))
+    new.step()
+    with pytest.raises(RuntimeError, match="belongs to a newer"):
+        older.step()
+
+
+def test_an_optimizer_whose_class_can_have_no_subclass() -> None:
+    """It stays as it was, and no hook stays at its parameters."""
+
+    class Final(torch.optim.SGD):
+        def __init_subclass__(cls, **_: Any) -> None:
+            raise TypeError("Final is final")
+
+    p, steps = nn.Parameter(torch.zeros(4)), list[int]()
+    optimizer: Any = Final([p], lr=1.0)
+    optimizer.step = lambda: steps.append(1)
+    with pytest.raises(TypeError, match="Final is final"):
+        hvd.DistributedOptimizer(optimizer)
+    push(p)
+    grad_is(p, total(hvd.Sum, [0], ranks=[hvd.rank()]))
+    optimizer.step()
+    assert steps == [1]
+    assert type(optimizer) is Final
 
 
 def test_same_object_state_and_class(trained: tuple[nn.Module, Any]) -> None:

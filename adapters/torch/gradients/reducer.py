@@ -98,11 +98,15 @@ class Reducer:
     def add(self, parameters: Iterable[Tensor], names: Iterable[str]) -> None:
         """Starts to reduce the gradients of these parameters.
 
-        If an older optimizer has one of the parameters, that optimizer no longer reduces.
+        If an older optimizer has one of the parameters, that optimizer no longer reduces. Raises
+        LibraryError, and changes nothing, if memory is short.
         """
-        begin = len(self.gradients)
-        for parameter, name in zip(parameters, names, strict=True):
-            gradient = Gradient(self, parameter, name, self._encoding(name))
+        pairs = zip(parameters, names, strict=True)
+        new = [Gradient(self, p, name, self._encoding(name)) for p, name in pairs]
+        if self.settings.views:
+            lay_out(new)  # first, because memory may be short
+        for gradient in new:
+            parameter = gradient.parameter
             if (older := _newest.get(id(parameter))) is not None:
                 older.reducer.forget()
             if (older := _newest.get(id(parameter))) is not None:
@@ -111,8 +115,6 @@ class Reducer:
             _newest[id(parameter)] = gradient
             self.gradients.append(gradient)
             gradient.install_hook()
-        if self.settings.views:
-            lay_out(self.gradients[begin:])
 
     def _encoding(self, name: str) -> Encoding:
         s, scope = self.settings, self.consensus.scope

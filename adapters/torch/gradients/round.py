@@ -15,7 +15,7 @@ from farandole._library import error, lib
 from farandole.arrays.buffers import DTYPES, Buffer
 from farandole.calls import leases
 from farandole.calls.handles import wait_until
-from farandole.calls.requests import Call, Op, PreparedCall, next_scope
+from farandole.calls.requests import Call, Op, PreparedCall, give_scope_back, next_scope
 from farandole.errors import MismatchError
 from farandole.ops import Max
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
     from farandole.torch.gradients.passes import BackwardPass
 
+_KIND = "optimizer"  # of objects whose names next_scope() numbers
 _INT64 = DTYPES.index("int64")
 
 
@@ -92,7 +93,7 @@ class Consensus:
 
     def __init__(self, process_set: int, world: int) -> None:
         """`world` is the number of the present world, or 0 if the calls get their names later."""
-        self.scope = next_scope("optimizer", process_set) if world else "optimizer"
+        self.scope = next_scope(_KIND, process_set) if world else _KIND
         self.world = world
         self.call = Call(Op.ALLREDUCE, f"{self.scope}.consensus", process_set, Max)
         shape = (2 * _COUNT - _FREE,)
@@ -104,6 +105,11 @@ class Consensus:
         self._own_part = ""
         self.equal_models = True  # True if the models were equal in the last round
         self.left: list[int] = []  # handles of a failed round, whose names may still be in use
+
+    def give_name_back(self) -> None:
+        """Lets the next optimizer have this name. Call this if the optimizer cannot be made."""
+        if self.world:
+            give_scope_back(_KIND, self.call.process_set)
 
     def begin(self) -> None:
         """Waits until the calls of a failed round have released their names.
