@@ -121,6 +121,23 @@ TEST(a_long_stall_report_is_cut) {
            "\n  100 calls (the first: 'n0' (allreduce)): rank 0 waiting for 10 s, rank 1 missing");
 }
 
+// Calls that one rank makes alone have no last rank.
+TEST(the_last_rank_of_a_call_is_told_with_its_delay) {
+  Job job(3);
+  const SetId alone = job.add_set({1});
+  std::vector<Coordinator::LateRank> late;
+  job.coordinator().take_late_ranks(late);
+  job.at(5);
+  for (Rank rank : {0, 2}) job.submit(rank, tensor("x"));
+  job.submit(1, in_set(tensor("y"), alone));
+  job.at(8);
+  job.submit(1, tensor("x"));
+  job.coordinator().take_late_ranks(late);
+  CHECK_EQ(late.size(), 1);
+  CHECK_EQ(late[0].rank, 1);
+  CHECK_EQ(late[0].after_ns, 3'000'000'000);
+}
+
 TEST(without_limits_nothing_ticks) {
   auto settings = Job::settings(2);
   settings.stall_warn_ns = settings.stall_abort_ns = 0;
