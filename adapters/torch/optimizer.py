@@ -374,9 +374,16 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._reducer.accumulation.wanted = passes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, as torch's method does. The group's gradients will be reduced as well."""
+        """Adds a group, as torch's method does. The group's gradients will be reduced as well.
+
+        Raises LibraryError, and adds no group, if memory is short.
+        """
         super().add_param_group(param_group)
-        self._follow()
+        try:
+            self._follow()
+        except BaseException:
+            self.param_groups.pop()  # otherwise this rank would train its parameters alone
+            raise
 
     def _follow(self) -> None:
         """Starts to reduce the gradients of parameters that were added since the last call."""
@@ -384,8 +391,9 @@ class ReducingOptimizer(torch.optim.Optimizer):
         same = sum(map(len, lists)) == len(self._followed)
         if same and all(map(is_, chain(*lists), self._followed)):
             return
-        self._followed = list(chain(*lists))
+        present = list(chain(*lists))
         if reducer is None:
+            self._followed = present
             return
         known = {id(gradient.parameter) for gradient in reducer.gradients}
         taken = {gradient.name for gradient in reducer.gradients}
@@ -403,6 +411,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if new:
             reducer.add(new, names)
             reducer.accumulation.complete = False
+        self._followed = present  # last, because add() may fail
 
     def __repr__(self) -> str:
         return f"farandole.DistributedOptimizer: {super().__repr__()}"

@@ -21,6 +21,7 @@ from harness.toys import (
     momentum,
     network,
     push,
+    push_each,
     total,
     toys,
     train_both,
@@ -59,6 +60,24 @@ def test_memory_is_short_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     new.step()
     with pytest.raises(RuntimeError, match="belongs to a newer"):
         older.step()
+
+
+def test_memory_is_short_for_a_group_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(_: int) -> Any:
+        raise hvd.LibraryError("memory is short")
+
+    (p,), optimizer = toys(gradient_as_bucket_view=True)
+    q = nn.Parameter(torch.zeros(4))
+    if late():
+        with monkeypatch.context() as patched:
+            patched.setattr(arena, "allocate", allocate)
+            with pytest.raises(hvd.LibraryError, match="memory is short"):
+                optimizer.add_param_group({"params": [q]})
+    optimizer.add_param_group({"params": [q]})
+    push_each((p, 0), (q, 1))
+    grad_is(p, total(hvd.Average, [0]))
+    grad_is(q, total(hvd.Average, [1]))
+    optimizer.step()
 
 
 def test_an_optimizer_whose_class_can_have_no_subclass() -> None:
