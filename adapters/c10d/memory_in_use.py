@@ -11,7 +11,9 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -42,7 +44,9 @@ _serials = itertools.count()
 _lock = threading.RLock()  # reentrant, because the garbage collector may end a group, which sweeps
 _uses: list[_Use] = []  # sorted
 _longest = 0  # number of bytes that the longest tensor so far spans
-_of_work: dict[int, tuple[GroupWork, list[_Use]]] = {}  # keys are ids of works
+# Keys are ids of works. sweep() examines the first ones. If _uses has a use of a work, the work is
+# here, so sweep() finds it even if a signal handler raises in between.
+_of_work: OrderedDict[int, tuple[GroupWork, list[_Use]]] = OrderedDict()
 
 
 def wait_for_users(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
@@ -72,18 +76,27 @@ def add(work: GroupWork, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> N
     if not uses:
         return
     with _lock:
+        _longest = max(_longest, *(use.end - use.begin for use in uses))
+        _of_work[id(work)] = work, uses
         for use in uses:
             insort(_uses, use)
-            _longest = max(_longest, use.end - use.begin)
-        _of_work[id(work)] = work, uses  # last, because a signal handler's call may sweep it
+        if id(work) not in _of_work:  # a signal handler's call has swept it meanwhile
+            _discard(uses)
 
 
 def remove(work: GroupWork) -> None:
     """Removes a call that has ended."""
     with _lock:
-        _, uses = _of_work.pop(id(work), (None, ()))
-        for use in uses:
-            del _uses[bisect_left(_uses, use)]
+        _discard(_of_work.get(id(work), (work, []))[1])
+        _of_work.pop(id(work), None)
+
+
+def _discard(uses: Iterable[_Use]) -> None:
+    """Removes uses, as far as they are still recorded. The caller must hold the lock."""
+    for use in uses:
+        at = bisect_left(_uses, use)
+        if _uses[at : at + 1] == [use]:
+            del _uses[at]
 
 
 def count() -> int:
@@ -115,9 +128,8 @@ def sweep(most: int | None = None) -> None:
             work.outcome()
             remove(work)
             continue
-        with _lock:
-            if (entry := _of_work.pop(id(work), None)) is not None:
-                _of_work[id(work)] = entry  # moves it to the end
+        with suppress(KeyError):  # another thread has removed it
+            _of_work.move_to_end(id(work))
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import farandole as fd
 from farandole import elastic, runtime
+from farandole.c10d import memory_in_use
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.start.connection import Connection
 from harness.moments import at_each_moment
@@ -127,6 +129,36 @@ def test_ctrl_c_in_a_send_does_not_keep_later_messages() -> None:
 
     with own, other:
         assert at_each_moment(program, handler) > 5
+
+
+class Ended:
+    """A work that has ended, for which nobody waits."""
+
+    numbers: tuple[int, ...] = ()
+    devices: tuple[Any, ...] = ()
+
+    def outcome(self) -> None:
+        return None
+
+
+def test_ctrl_c_keeps_no_tensor_in_use() -> None:
+    x, y, z = torch.ones(4), torch.ones(5), torch.ones(6)
+
+    def program() -> None:
+        work: Any = Ended()
+        with suppress(KeyboardInterrupt):
+            memory_in_use.add(work, [x, y], [z])
+            memory_in_use.remove(work)
+        trace = sys.gettrace()
+        sys.settrace(None)
+        memory_in_use.sweep()
+        assert (memory_in_use._uses, memory_in_use.count()) == ([], 0)
+        sys.settrace(trace)
+
+    def handler() -> None:
+        raise KeyboardInterrupt
+
+    assert at_each_moment(program, handler) > 20
 
 
 def test_hosts_change_again() -> None:
