@@ -29,6 +29,7 @@ from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
 from farandole.start.secret import job_secret
 from farandole.trust import safe_working_folder
 
+_finalizes = False  # True if this module, rather than mpi4py or the user, finalises MPI
 _LAST_GRACE = 30.0  # seconds for which exit waits for ranks that may be unreachable
 
 
@@ -310,15 +311,15 @@ def load(promised: int, seconds: float) -> Any:
     prints an error. Raises LibraryError, PeerError if a rank has ended, and ImportError if there is
     no MPI.
     """
+    global _finalizes
     loaded = "mpi4py.MPI" in sys.modules
     limits.check_files()
     try:
         import mpi4py
 
         # mpi4py would finalise MPI even in forked children, which hangs. farandole does so instead.
-        ours = not loaded and mpi4py.rc.finalize is None
-        if ours:
-            mpi4py.rc.finalize = False
+        if not loaded and mpi4py.rc.finalize is None:
+            _finalizes, mpi4py.rc.finalize = True, False
         others = {} if loaded or promised < 2 else siblings.Siblings().wait_for_birth()
         with _bounded(seconds, promised, loaded, others), home_for_mpi(), safe_working_folder():
             from mpi4py import MPI
@@ -326,14 +327,8 @@ def load(promised: int, seconds: float) -> Any:
         raise
     except (ImportError, RuntimeError) as reason:
         raise ImportError(str(reason)) from reason
-    if ours:
-        atexit.register(_finalize, MPI, os.getpid())
-        # Imported late, because multiprocessing records `__main__` when it is imported.
-        from multiprocessing import parent_process
-        from multiprocessing.util import Finalize
-
-        if parent_process() is not None:  # forked children of multiprocessing end without atexit
-            Finalize(None, _end, (MPI, os.getpid()), exitpriority=-1)  # after leave_now()
+    if _finalizes:  # also if an earlier call has failed after it had changed mpi4py.rc
+        _finalize_at_exit(MPI)
     _at_exit(MPI)
     if MPI.Is_finalized():
         raise LibraryError("MPI is finalised in this process: farandole cannot start any more")
@@ -360,15 +355,23 @@ def _bounded(seconds: float, promised: int, loaded: bool, others: Mapping[int, i
     )
     died = [f"farandole: PeerError: {siblings.died([rank])}".encode() for rank in others]
     keep = [ffi.new("char[]", line) for line in died]
-    check_count(
-        lib.farandole_end_after(
-            seconds, text.encode(), len(others), list(others.values()), ffi.new("char*[]", keep)
-        )
-    )
+    pids, texts = list(others.values()), ffi.new("char*[]", keep)
     try:
+        check_count(lib.farandole_end_after(seconds, text.encode(), len(others), pids, texts))
         yield
     finally:
         lib.farandole_end_after(-1.0, b"", 0, ffi.NULL, ffi.NULL)
+
+
+@functools.cache
+def _finalize_at_exit(mpi: Any) -> None:
+    atexit.register(_finalize, mpi, os.getpid())
+    # Imported late, because multiprocessing records `__main__` when it is imported.
+    from multiprocessing import parent_process
+    from multiprocessing.util import Finalize
+
+    if parent_process() is not None:  # forked children of multiprocessing end without atexit
+        Finalize(None, _end, (mpi, os.getpid()), exitpriority=-1)  # after leave_now()
 
 
 @functools.cache

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable
 
@@ -94,6 +95,34 @@ def test_rank_0_opens_the_rendezvous_again(library: str, call: str) -> None:
             rank.wait_for_output("sum 3.0 ")
     assert "sum 3.0 1" in ranks[0].output
     assert "sum 3.0 0" in ranks[1].output
+
+
+def test_mpi_is_finalised_after_a_first_init_that_failed(
+    mpi_ranks: Callable[..., MpiJob],
+) -> None:
+    """Otherwise mpirun ends with an error."""
+    source = """
+import os
+import farandole as fd
+from farandole.start.siblings import Siblings
+
+def fail(_):
+    Siblings.wait_for_birth = wait
+    raise fd.LibraryError("before MPI is loaded")
+
+wait, kept = Siblings.wait_for_birth, []
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    Siblings.wait_for_birth = fail
+while not fd.is_initialized():
+    try:
+        fd.init()
+    except fd.LibraryError as error:
+        kept.append(error)
+fd.barrier()
+print("fine", len(kept), flush=True)
+"""
+    out = mpi_ranks(source, 2).finish().check().out
+    assert sorted(re.findall("fine .", out)) == ["fine 0", "fine 1"]
 
 
 def test_ctrl_c_while_goodbyes_are_exchanged(mpi_ranks: Callable[..., MpiJob]) -> None:
