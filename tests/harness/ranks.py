@@ -11,12 +11,22 @@ from mpi4py import MPI
 
 import farandole as fd
 
-__all__ = ["last", "restarted"]
+__all__ = ["last", "mine", "restarted", "total"]
 
 
 def last() -> int:
     """The last rank."""
     return fd.size() - 1
+
+
+def mine(turn: int = 0) -> float:
+    """This rank's number in that turn."""
+    return 1.0 + fd.rank() + 10 * turn
+
+
+def total(turn: int = 0) -> float:
+    """The sum of all ranks' numbers."""
+    return sum(1.0 + rank + 10 * turn for rank in range(fd.size()))
 
 
 @contextlib.contextmanager

@@ -15,18 +15,11 @@ import farandole as fd
 import farandole.torch as hvd
 from farandole.calls import prepared
 from farandole.calls.leases import lend
+from harness.ranks import mine, total
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
 TURNS = 4
-
-
-def mine(turn: int = 0) -> float:
-    return 1.0 + fd.rank() + 10 * turn
-
-
-def total(turn: int = 0) -> float:
-    return sum(1.0 + rank + 10 * turn for rank in range(fd.size()))
 
 
 CALLS: dict[str, Callable[..., Any]] = {

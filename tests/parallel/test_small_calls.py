@@ -19,18 +19,11 @@ from farandole.calls.leases import end, lend
 from farandole.calls.requests import Call, Op, PreparedCall, count_unnamed
 from farandole.topology import local_size
 from harness.cells import count_in_cells
+from harness.ranks import mine, total
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
 TURNS = 12
-
-
-def mine(turn: int) -> float:
-    return 1.0 + fd.rank() + 10 * turn
-
-
-def total(turn: int) -> float:
-    return sum(1.0 + rank + 10 * turn for rank in range(fd.size()))
 
 
 def test_they_need_no_coordinator() -> None:
