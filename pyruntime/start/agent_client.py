@@ -49,16 +49,22 @@ class AgentClient:
         self.left = False  # True if this rank ends because it was asked to
         self.lost = False  # True if the supervisor does not answer this rank's agent
         self.leaves_lost = False  # True if all ranks leave because some agent gets no answer
+        self._given_up = False  # True if init() has failed here, and may connect again
         self.connection = open_connection(address, b"", int(number), _CONNECT)
-        self._send("here")
-        what, before = "", 0
-        while what != "begin":  # drops earlier messages, because the agent will repeat them
-            what, before, *rest = json.loads(self.connection.receive(_CONNECT))
-        self.secret = bytes.fromhex(rest[0])
-        self._member = Member(name, int(before))
-        # True if this process was started to join a running world.
-        self.alone = name.endswith(JOINS) and not before
-        threading.Thread(target=self._listen, name="farandole.agent", daemon=True).start()
+        try:
+            self._send("here")
+            what, before = "", 0
+            while what != "begin":  # drops earlier messages, because the agent will repeat them
+                what, before, *rest = json.loads(self.connection.receive(_CONNECT))
+            self.secret = bytes.fromhex(rest[0])
+            self._member = Member(name, int(before))
+            # True if this process was started to join a running world.
+            self.alone = name.endswith(JOINS) and not before
+            threading.Thread(target=self._listen, name="farandole.agent", daemon=True).start()
+        except BaseException:
+            self._given_up = True
+            self.connection.close()
+            raise
 
     def _send(self, *fields: Any) -> None:
         self.connection.send(json.dumps(fields).encode())
@@ -82,7 +88,7 @@ class AgentClient:
                         self._answers[rest[0], rest[1]] = rest[2]
                     self._changed.notify_all()
         except (OSError, EOFError):
-            if os.getpid() == owner and not _ending:
+            if os.getpid() == owner and not (_ending or self._given_up):
                 # The supervisor may already have started other ranks in place of this host's.
                 os.write(2, b"farandole: the agent of this host is gone: this rank ends\n")
                 os.kill(owner, signal.SIGKILL)
@@ -340,10 +346,10 @@ def leaving_on_signals(grace: float | None) -> Iterator[None]:
         os.write(2, f"farandole: {who} got {name}: it leaves {when}\n".encode())
 
     ours = [n for n in _SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, handler)
-        _handled.add(number)
     try:
+        for number in ours:
+            _handled.add(number)
+            signal.signal(number, handler)
         yield
     finally:
         if not _signalled:  # otherwise a second signal could end the process too early

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -109,7 +110,29 @@ def test_a_rank_goes_on_once_the_supervisor_answers_again(monkeypatch: pytest.Mo
         hears(lambda: client.leaves and client.lost)
         agent.say(View())
         hears(lambda: not (client.leaves or client.lost))
+    join_listeners()
+    client.connection.close()
+
+
+def join_listeners() -> None:
     for thread in threading.enumerate():
         if thread.name == "farandole.agent":
             thread.join()
-    client.connection.close()
+
+
+def test_ctrl_c_as_a_rank_begins_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """init() fails, but the rank is not killed when the connection ends."""
+    start, killed = threading.Thread.start, list[tuple[int, int]]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "farandole.agent":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "kill", lambda *whom: killed.append(whom))
+    with Speaker() as agent, monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            AgentClient(agent.address, "0", "x")
+    join_listeners()
+    assert killed == []
