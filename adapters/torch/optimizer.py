@@ -107,6 +107,8 @@ def DistributedOptimizer(
     the next step() on. A parameter belongs to one optimizer. If a newer optimizer has the same
     parameter, the older optimizer's step() raises RuntimeError. A copied or unpickled optimizer
     does not reduce. Its step() raises RuntimeError until you make it a DistributedOptimizer.
+    After torch.__future__.set_swap_module_params_on_conversion(True), convert and load the model
+    first. Later, torch raises RuntimeError, because a swapped tensor has lost its hooks.
 
     Raises ValueError if an argument is wrong or farandole is not initialised, and TypeError if an
     argument has the wrong type.

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import farandole.torch as hvd
+from harness.c10d import since
 from harness.toys import grad_is, push, push_each, total, toys, value
 
 # ---- resets and edits
@@ -112,6 +113,34 @@ def test_another_dtype_while_unused_and_back() -> None:
         grad_is(p, total(hvd.Average, [k + 1]) if everywhere else alone)
         optimizer.step()
         optimizer.zero_grad()
+
+
+@since(2, 3)
+@pytest.mark.ranks(2, 3, 4)  # alone, there are no hooks
+@pytest.mark.parametrize("views", [True, False])
+def test_torch_does_not_swap_tensors_that_have_hooks(views: bool) -> None:
+    """A tensor without hooks would be reduced in step() only, after clip_grad_norm_()."""
+    (p, q), optimizer = toys(2, gradient_as_bucket_view=views)
+    parts = nn.ParameterList([p, q])
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        for convert in (parts.double, lambda: parts.load_state_dict(parts.state_dict())):
+            with pytest.raises(RuntimeError, match=r"Couldn't swap|Cannot swap"):
+                convert()
+        push_each((p, 0), (q, 1))
+        grad_is(p, total(hvd.Average, [0]))
+        grad_is(q, total(hvd.Average, [1]))
+        optimizer.step()
+        del optimizer
+        gc.collect()
+        parts.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0))
+    optimizer.zero_grad()
+    push_each((p, 2), (q, 3))
+    grad_is(p, total(hvd.Average, [2]))
+    grad_is(q, total(hvd.Average, [3]))
 
 
 def test_a_new_optimizer_takes_over() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -42,8 +43,8 @@ class Gradient:
     """
 
     __slots__ = (
-        *("__weakref__", "base", "encoded", "encoding", "grad", "name", "parameter", "reducer"),
-        *("remove_hook", "sparse_dim"),
+        *("__weakref__", "base", "encoded", "encoding", "grad", "name", "parameter", "pin"),
+        *("reducer", "remove_hook", "sparse_dim"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
@@ -53,6 +54,9 @@ class Gradient:
         self.name = name
         self.encoding = encoding
         self.remove_hook: Callable[[], None] | None = None  # None if no hook is installed
+        # torch.utils.swap_tensors() would silently drop the hook. It raises an error if a weak
+        # reference to the tensor exists.
+        self.pin: ref[Tensor] | None = None
         self.base: Tensor | None = None  # the result of an earlier round of the same pass
         self._leave_round()
 
@@ -65,8 +69,13 @@ class Gradient:
     def install_hook(self) -> None:
         """Installs the hook if the parameter requires a gradient and has no hook yet."""
         if self.remove_hook is None and self.parameter.requires_grad:
-            register: Any = self.parameter.register_post_accumulate_grad_hook
+            parameter: Any = self.parameter
+            register = parameter.register_post_accumulate_grad_hook
             self.remove_hook = register(self.on_accumulated).remove
+            self.pin = ref(parameter)
+            # If swap_tensors() was called before, the parameter has a dict of earlier hooks that
+            # autograd does not know. This tells autograd.
+            parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
 
     def on_accumulated(self, parameter: Tensor) -> None:
         """The hook that autograd calls after it has accumulated into `.grad`."""

@@ -485,6 +485,7 @@ class Reducer:
 def _release(gradient: Gradient) -> None:
     if gradient.remove_hook is not None:
         gradient.remove_hook()
+        gradient.pin = None
     if _newest.get(id(gradient.parameter)) is gradient:
         del _newest[id(gradient.parameter)]
 
