@@ -353,6 +353,17 @@ def test_sparse(op: Any) -> None:
         dist.all_reduce(torch.zeros(3 + (rank == 1), 2).to_sparse())
 
 
+def test_an_average_of_sparse_integers() -> None:
+    """Not by way of float32, which lacks the odd integers above 2^24."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    x = torch.tensor([(1 << 40) + n * (1 + rank), 0])
+    y = x.to_sparse()
+    dist.all_reduce(x, ReduceOp.AVG)
+    dist.all_reduce(y, ReduceOp.AVG)
+    assert y.dtype is torch.int64
+    assert y.to_dense().tolist() == x.tolist() == [(1 << 40) + n * (n + 1) // 2, 0]
+
+
 def test_objects() -> None:
     n, rank = dist.get_world_size(), dist.get_rank()
     found: list[Any] = [None] * n

@@ -132,6 +132,17 @@ def test_sparse_allreduce() -> None:
         hvd.sparse_allreduce_async(x.to_dense(), "dense", hvd.Sum)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_sparse_allreduce_of_integers(op: Any, dtype: torch.dtype) -> None:
+    """Exact, as that of dense tensors, beyond the integers of float32 and beyond the dtype."""
+    highest = torch.iinfo(dtype).max // (1 if op == hvd.Average and dtype.itemsize == 1 else 8)
+    x = torch.tensor([highest - 3 * hvd.rank(), -7, hvd.rank(), 0]).to(dtype)
+    result = hvd.sparse_allreduce_async(x.to_sparse(), "integers", op)()
+    assert result.dtype is dtype
+    assert torch.equal(result.to_dense(), hvd.allreduce(x, op=op))
+
+
 WAITING: dict[str, Callable[..., Any]] = {
     "allreduce": hvd.allreduce,
     "allgather": hvd.allgather,

@@ -181,6 +181,22 @@ def test_other_shapes_and_dtypes(dtype: torch.dtype) -> None:
         torch.testing.assert_close(p.grad.to_dense(), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rows_without_elements(dtype: torch.dtype) -> None:
+    """An embedding of dimension 0."""
+    p, q = nn.Parameter(torch.zeros(4, 0, dtype=dtype)), nn.Parameter(torch.zeros(2))
+    optimizer = sgd(p, q)
+    for step in range(2):
+        optimizer.zero_grad()
+        rows = embedding(torch.tensor([hvd.rank(), step]), p, sparse=True)
+        (rows.sum() + (q * (1.0 + hvd.rank())).sum()).backward()
+        assert p.grad is not None
+        assert p.grad.is_sparse
+        assert p.grad.shape == (4, 0)
+    assert q.grad is not None
+    assert q.grad.tolist() == [(1.0 + hvd.size()) / 2] * 2
+
+
 @pytest.mark.ranks(3, 4)
 def test_a_process_set() -> None:
     process_set = hvd.add_process_set([0, hvd.size() - 1])

@@ -35,9 +35,16 @@ def elements_of(x: Tensor) -> list[Tensor]:
 def sum_of(indices: Tensor, values: Tensor, like: Tensor, divisor: int, name: str | None) -> Tensor:
     """Returns the sum of all ranks' elements, divided by `divisor`.
 
-    The result is a coalesced sparse tensor with the shape of `like`.
+    The result is a coalesced sparse tensor with the shape of `like`. An average of integers is an
+    integer, rounded towards zero, as of dense tensors.
     """
-    return sparse_sum(indices.t(), values if divisor == 1 else values / divisor, like.shape, name)
+    dtype = values.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return sparse_sum(
+            indices.t(), values if divisor == 1 else values / divisor, like.shape, name
+        )
+    total = sparse_sum(indices.t(), values.to(torch.int64), like.shape, name)
+    return total.div_(divisor, rounding_mode="trunc").to(dtype)
 
 
 @collective(Op.ALLGATHER, _FIRST, unnamed=_FIRST.format(_UNNAMED))

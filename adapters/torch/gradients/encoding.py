@@ -214,4 +214,6 @@ class Rows(Encoding):
 
 def _as(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Reads the bytes of each row as `dtype`. Copies the rows, as view() rejects some strides."""
-    return rows.clone(memory_format=torch.contiguous_format).view(dtype)
+    width = rows.shape[1] * rows.element_size() // dtype.itemsize
+    flat = rows.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(dtype).view(len(rows), width)
