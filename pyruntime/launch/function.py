@@ -121,13 +121,14 @@ def _start(
         errors="replace",
     )
     copier = threading.Thread(target=_copy, args=(process.stdout,), daemon=True)
-    copier.start()
     try:
         with _ended_with_the_block(process):
+            copier.start()
             _wait_for_start(process, server, timeout)
             return process.wait()
     finally:
-        copier.join(_GRACE)
+        if copier.is_alive():
+            copier.join(_GRACE)
 
 
 def _writes_to_terminal() -> bool:

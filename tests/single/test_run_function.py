@@ -3,13 +3,16 @@
 
 import os
 import signal
+import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import farandole
+from farandole.launch import function
 from farandole.launch.result_server import Outcome, ResultServer
 from farandole.start import agent_client
 from farandole.start.connection import open_connection
@@ -121,3 +124,26 @@ def test_an_agent_that_is_gone_is_named(monkeypatch):
     monkeypatch.setenv(agent_client.AGENT, "/nowhere/nobody 0 1.1")
     with pytest.raises(farandole.LibraryError, match=r"the agent of this host.*No such file"):
         agent_client.connect()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_no_rank_stays_if_its_output_cannot_be_read(monkeypatch, error):
+    """The launcher has started already."""
+    launchers, start = [], threading.Thread.start
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            launchers.append(self)
+
+    def interrupted(thread):
+        if thread._target is function._copy:
+            raise error
+        start(thread)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(type(error)):
+        farandole.run(time.sleep, (3600,), np=1)
+    assert launchers
+    assert None not in [launcher.returncode for launcher in launchers]
