@@ -213,7 +213,6 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
     std::lock_guard lock(mutex_);  // threads may still be in add() for the previous timeline
     stopping_ = false;
     dropped_ = 0;
-    events_.clear();
   }
   try {
     writer_ = start_thread("farandole-trace", [this] { write_all(); });
