@@ -224,7 +224,7 @@ TEST(identities_change_nothing) {
     const DType dtype{d};
     for (const ReduceOp op : kOps) {
       if (!kernels::supports(dtype, op)) continue;
-      Bytes x = random_input(dtype, 257, random), identity(x.size()), out(x.size());
+      Bytes x = random_input(dtype, 257, random), identity = x, out(x.size());
       kernels::fill_identity(dtype, op, identity.data(), 257);
       const Case c{dtype, op, 257, {}};
       const void* inputs[] = {x.data(), identity.data()};

@@ -7,12 +7,14 @@
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/json.h"
 #include "check.h"
+#include "folder.h"
 #include "lib/ipc/segment.h"
 #include "watch/flight_text.h"
 #include "watch/recorder.h"
@@ -132,6 +134,96 @@ TEST(the_ring_keeps_the_last_events) {
   CHECK_EQ(page.dropped.load(), 1);
 }
 
+// The slot of its event holds an older one.
+TEST(an_event_whose_writer_died_before_it_wrote_is_skipped) {
+  Memory memory;
+  Recorder recorder(memory.flight, 0, {});
+  for (size_t n = 1; n <= FlightPage::kEvents; ++n) {
+    recorder.done(call_of(static_cast<int64_t>(n)), now_ns());
+  }
+  memory.flight.page(0).recorded.fetch_add(1);
+  const std::string seen = written(memory.flight, FlightPage::kEvents);
+  CHECK(check::contains(seen, "\"call\":2,") && !check::contains(seen, "\"call\":1,"));
+}
+
+TEST(a_call_that_ends_twice_closes_no_other) {
+  Memory memory;
+  Recorder recorder(memory.flight, 0, {});
+  RecordedCall first = call_of(7), second = call_of(8), third = call_of(9);
+  recorder.submitted(first, 0, {});
+  recorder.done(first, now_ns());
+  recorder.submitted(second, 1, {});  // in the place of the first
+  recorder.done(first, now_ns());
+  recorder.submitted(third, 2, {});
+  const std::string seen = written(memory.flight);
+  CHECK(check::contains(seen, "\"call\":8,") && check::contains(seen, "\"call\":9,"));
+}
+
+TEST(a_rank_that_has_left_has_neither_died_nor_failed) {
+  Memory memory(2, 2);
+  Recorder leaves(memory.flight, 0, {}), watches(memory.flight, 1, {});
+  leaves.left();
+  leaves.job_failed({ErrorCode::kShutdown, "all have left"});
+  watches.peer_died(0, 0);
+  CHECK(memory.flight.page(0).state == LifeState::kLeft);
+}
+
+TEST(a_wait_that_is_interrupted_goes_on) {
+  Memory memory;
+  Recorder recorder(memory.flight, 0, {});
+  const Tally& tally = memory.flight.page(0).tally;
+  const uint32_t name = recorder.label_of("grad");
+  recorder.wait_begins(7, name);
+  const int64_t since = tally.waiting_since_ns;
+  CHECK(since > 0);
+  recorder.wait_ends(false);
+  CHECK_EQ(tally.waiting_since_ns.load(), since);
+  recorder.wait_begins(7, name);
+  std::thread([&] {
+    recorder.wait_begins(8, recorder.label_of("of another thread"));
+    recorder.wait_ends(true);
+  }).join();
+  CHECK_EQ(tally.waiting_for.load(), name);
+  CHECK_EQ(tally.waiting_since_ns.load(), since);
+  recorder.wait_ends(false);
+  const int64_t now = now_ns();
+  recorder.wait_begins(9, name);  // the program has given up the other wait
+  CHECK(tally.waiting_since_ns >= now);
+  recorder.wait_ends(true);
+  CHECK_EQ(tally.waiting_since_ns.load(), 0);
+}
+
+TEST(the_first_living_rank_dumps_the_dead_ones) {
+  const check::Folder folder;
+  Memory memory(3, 3);
+  std::vector<std::unique_ptr<Recorder>> recorders;
+  for (int rank = 0; rank < 3; ++rank) {
+    FlightPage::Identity identity{};
+    identity.rank = rank, identity.size = 3;
+    recorders.push_back(std::make_unique<Recorder>(memory.flight, rank, identity, folder.path()));
+  }
+  const auto dumped = [&](int rank) {
+    return std::filesystem::exists(folder.path("flight-rank-" + std::to_string(rank) + ".json"));
+  };
+  recorders[0]->peer_died(2, 2);
+  recorders[1]->job_failed({ErrorCode::kPeer, "rank 2 died"});
+  CHECK(!dumped(0) && dumped(1) && !dumped(2));
+  recorders[0]->job_failed({ErrorCode::kShutdown, "all have left"});  // no reason for a dump
+  CHECK(!dumped(0) && !dumped(2));
+  recorders[0]->job_failed({ErrorCode::kPeer, "rank 2 died"});
+  CHECK(dumped(0) && dumped(2));
+}
+
+TEST(lines_fill_their_memory_to_the_last_byte) {
+  Memory memory;
+  FlightPage& page = memory.flight.page(0);
+  add_line(page.story, std::string(FlightText::kBytes + 1, 'x'));
+  CHECK_EQ(page.story.read()->value.length, FlightText::kBytes);
+  add_line(page.findings, "a");
+  add_line(page.findings, std::string(FlightText::kBytes - 2, 'x'));
+  CHECK_EQ(page.findings.read()->value.length, FlightText::kBytes);
+}
+
 TEST(open_calls_outlive_the_ring) {
   Memory memory;
   Recorder recorder(memory.flight, 0, {});
@@ -235,6 +327,7 @@ TEST(a_page_is_written_down_whole) {
   recorder.negotiated(send, 1, 22, send.submitted_ns - 1);  // another clock reading
   recorder.launched(2, 9, 1, 48);
   recorder.moved(2, 9, 48, 0);
+  CHECK_EQ(memory.flight.page(1).tally.moving_since_ns.load(), 0);
   recorder.done(grad, now_ns());
   recorder.failed(wrong, {ErrorCode::kMismatch, "other shapes"});
   recorder.peer_died(4, 0);
@@ -342,6 +435,8 @@ TEST(foreign_memory_is_refused) {
   CHECK(!FlightMemory::attach(data, memory.segment.size()));
   const Memory vast(1025, 1025);  // a reader would read 1,025 pages for each picture
   CHECK(!FlightMemory::attach(vast.segment.data(), vast.segment.size()));
+  const Memory few(2, 1);  // more ranks on the host than in the job
+  CHECK(!FlightMemory::attach(few.segment.data(), few.segment.size()));
 }
 
 // The numbers are hostile: each is an index into memory of the reader.

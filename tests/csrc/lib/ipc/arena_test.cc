@@ -203,6 +203,28 @@ TEST(a_job_after_a_retirement_shares_a_fresh_arena) {
   CHECK(first->empty() && second->empty());
 }
 
+TEST(an_old_arena_stays_while_a_part_of_it_is_in_use) {
+  ArenaPool pool(kArenaBytes);
+  std::byte* const retired = pool.allocate(10'000);
+  std::byte* const kept = pool.allocate(10'000);
+  std::memset(kept, 6, 10'000);
+  pool.share()->retire(retired);
+  pool.share();  // a fresh arena from now on
+  pool.release(retired);
+  CHECK(all_are(kept, 10'000, 6));
+  pool.release(kept);
+}
+
+TEST(an_allocation_that_fails_leaves_its_room) {
+  Arena arena(kHuge);
+  const Fd file(fcntl(arena.fd(), F_DUPFD_CLOEXEC, 0));
+  arena.release(arena.allocate(1));  // maps the arena
+  CHECK_EQ(close(arena.fd()), 0);
+  CHECK_THROWS(arena.allocate(kHuge / 2), ErrorCode::kLibrary);
+  CHECK_EQ(dup3(file.get(), arena.fd(), O_CLOEXEC), arena.fd());
+  arena.release(arena.allocate(kHuge));
+}
+
 TEST(a_forked_child_reads_and_its_stores_stay_its_own) {
   ArenaPool pool(kArenaBytes);
   std::byte* const memory = pool.allocate(3 * kHuge);

@@ -170,6 +170,18 @@ TEST(wrong_use_is_an_error) {
   CHECK_THROWS(RingReader(memory.get() + 8, kSmall), ErrorCode::kInternal);
 }
 
+TEST(an_end_opens_only_a_ring_whose_other_end_is_sound) {
+  const Memory memory(kSmall);
+  for (const uint64_t head : {uint64_t{4}, uint64_t{kSmall + 8}}) {
+    memory.header().head.store(head);
+    CHECK_THROWS(RingWriter(memory.get(), kSmall), ErrorCode::kInternal);
+  }
+  memory.header().head.store(kSmall);
+  CHECK(!RingWriter(memory.get(), kSmall).try_push(text("full")));
+  memory.header().tail.store(4);
+  CHECK_THROWS(RingReader(memory.get(), kSmall), ErrorCode::kInternal);
+}
+
 TEST(corrupt_memory_is_an_error_for_the_reader) {
   const auto corrupt = [](auto&& change) {
     const Memory memory(kCapacity);
