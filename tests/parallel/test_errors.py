@@ -197,17 +197,3 @@ def test_a_name_in_flight_is_taken(calls_before):
         handle = fd.allreduce_async(np.ones(3), name="taken")
     assert handle.wait().tolist() == [1.0] * 3
     assert fd.allreduce(np.ones(3), name="taken").tolist() == [1.0] * 3
-
-
-def test_waiting_with_a_timeout():
-    if fd.rank() == 0:
-        handle = fd.allreduce_async(np.ones(3), op=fd.Sum, name="late")
-        with pytest.raises(fd.StallError, match="late"):
-            handle.wait(timeout=0.2)
-        with pytest.raises(fd.StallError, match=r"0\.1"):
-            fd.allreduce(np.ones(3), name="later", timeout=0.1)
-    MPI.COMM_WORLD.Barrier()
-    if fd.rank() != 0:
-        handle = fd.allreduce_async(np.ones(3), op=fd.Sum, name="late")
-        fd.allreduce(np.ones(3), name="later")
-    assert handle.wait().tolist() == [fd.size()] * 3

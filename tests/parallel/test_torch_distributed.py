@@ -221,14 +221,18 @@ def test_collective(case: Case, go: Any) -> None:
 
 
 def test_averages_and_factors() -> None:
+    """Again and again, one after the other: the second call of a kind is prepared."""
     n, rank = dist.get_world_size(), dist.get_rank()
     x = data(rank, torch.float64)
     total = np.sum([model(data(r, torch.float64)) for r in range(n)], 0)
-    mean, half = x.clone(), x.clone()
-    dist.all_reduce(mean, ReduceOp.AVG)
-    np.testing.assert_allclose(mean, total / n, rtol=1e-15)
-    dist.all_reduce(half, dist._make_nccl_premul_sum(0.5))  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(half, total / 2)
+    for factor in (0.5, 0.25, 0.5):
+        mean, scaled, whole = x.clone(), x.clone(), x.clone()
+        dist.all_reduce(mean, ReduceOp.AVG)
+        np.testing.assert_allclose(mean, total / n, rtol=1e-15)
+        dist.all_reduce(scaled, dist._make_nccl_premul_sum(factor))  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(scaled, total * factor)
+        dist.all_reduce(whole)
+        np.testing.assert_array_equal(whole, total)
     out = torch.zeros(2, dtype=torch.float64)
     whole = torch.arange(2 * n, dtype=torch.float64) + rank
     dist.reduce_scatter_tensor(out, whole, ReduceOp.AVG)
@@ -246,31 +250,6 @@ def test_sums_of_bool() -> None:
     out = torch.zeros(2, dtype=torch.bool)
     dist.reduce_scatter_tensor(out, own)
     assert out.tolist() == [False, True]
-
-
-REDUCTIONS: list[tuple[Any, Any]] = [
-    (ReduceOp.SUM, lambda xs: sum(xs)),
-    (ReduceOp.AVG, lambda xs: sum(xs) / len(xs)),
-    (ReduceOp.MAX, lambda xs: np.max(xs, 0)),
-]
-
-
-@pytest.mark.parametrize("go", [at_once, later, by_future], ids=lambda go: go.__name__)
-def test_all_reduce_that_is_repeated(go: Any) -> None:
-    """Other tensors of one form, other reductions, other strides, and a factor between them."""
-    n, rank = dist.get_world_size(), dist.get_rank()
-    for step in range(3):
-        for op, reduced in REDUCTIONS:
-            everyone = [data(r, torch.float64, step) for r in range(n)]
-            wanted = reduced([model(x) for x in everyone])
-            for turn in (lambda x: x, lambda x: x.t().contiguous().t()):
-                x = turn(everyone[rank].clone())
-                go(dist.all_reduce, x, op)
-                np.testing.assert_allclose(model(x), wanted, rtol=1e-15)
-            half = everyone[rank].clone()
-            dist.all_reduce(half, dist._make_nccl_premul_sum(0.5))  # type: ignore[attr-defined]
-            total = sum(model(x) for x in everyone)
-            np.testing.assert_array_equal(model(half), total / 2)
 
 
 def test_repetitions_that_differ_by_rank() -> None:
