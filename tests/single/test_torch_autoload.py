@@ -46,8 +46,9 @@ MPIRUN = {
 }
 
 
-def test_nothing_changes_where_farandole_is_not_named() -> None:
-    """In children neither. A script may take torch's own error for the sign that it runs alone."""
+def test_nothing_changes_before_farandole_is_named() -> None:
+    """In children neither. A script may take torch's own error for the sign that it runs alone. The
+    import of the package sets the place."""
     result = python(
         "import os, subprocess, sys\n"
         "before = dict(os.environ)\n"
@@ -66,29 +67,20 @@ def test_nothing_changes_where_farandole_is_not_named() -> None:
         "added = {*os.environ} - {*before}\n"
         "assert not [name for name in added if 'RANK' in name or 'SIZE' in name], added\n"
         "program = 'import os, torch; print(os.environ.get(\"RANK\"))'\n"
-        "subprocess.run([sys.executable, '-c', program], check=True)\n",
+        "subprocess.run([sys.executable, '-c', program], check=True)\n"
+        "import farandole.torch\n"
+        "print(*(os.environ[x] for x in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')))",
         **SRUN,
         **MPIRUN,
     )
     *errors, rest = result.stdout.split("\n", 3)
     assert all("environment variable RANK expected" in error for error in errors)
-    assert (rest, result.stderr) == ("None\n", "")
-
-
-def test_the_import_of_the_package_sets_the_place() -> None:
-    result = python(
-        "import os\n"
-        "import torch.distributed as dist\n"
-        "assert 'RANK' not in os.environ\n"
-        "import farandole.torch\n"
-        "print(*(os.environ[x] for x in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')))",
-        **SRUN,
-    )
-    assert result.stdout == "1 2 1 2\n"
+    assert (rest, result.stderr) == ("None\n1 2 1 2\n", "")
 
 
 def test_other_backends_meet_by_torchs_own_means_and_a_world_of_one(tmp_path: Path) -> None:
-    """Of farandole's worlds one is met by file, one by TCP."""
+    """One world of farandole meets by file, one by TCP. A torch that keeps its handlers elsewhere
+    is reason for a warning."""
     result = python(
         "import sys\n"
         "import torch, torch.distributed as dist\n"
@@ -104,23 +96,16 @@ def test_other_backends_meet_by_torchs_own_means_and_a_world_of_one(tmp_path: Pa
         "    print(x.tolist(), dist.get_backend())\n"
         "    dist.destroy_process_group()\n"
         "import farandole.torch as hvd\n"
-        "print(hvd.size())\n",
+        "print(hvd.size())\n"
+        "import farandole_autoload\n"
+        "del dist.Backend.FARANDOLE\n"
+        "from torch.distributed.rendezvous import _rendezvous_handlers\n"
+        "_rendezvous_handlers.clear()\n"
+        "farandole_autoload.start()\n",
         MASTER_ADDR="localhost",
         MASTER_PORT=str(free_port()),
     )
     assert result.stdout.split("\n")[:3] == ["[0.0, 1.0, 2.0] farandole"] * 2 + ["1"]
-
-
-def test_a_failure_is_a_warning() -> None:
-    """Such as a torch that keeps its handlers elsewhere."""
-    result = python(
-        "import torch.distributed as dist\n"
-        "from torch.distributed.rendezvous import _rendezvous_handlers\n"
-        "import farandole_autoload\n"
-        "del dist.Backend.FARANDOLE\n"
-        "_rendezvous_handlers.clear()\n"
-        "farandole_autoload.start()\n"
-    )
     assert "RuntimeWarning: farandole failed to load in `import torch`" in result.stderr
     assert "Remedy: " in result.stderr
 
