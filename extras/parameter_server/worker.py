@@ -14,7 +14,7 @@ import numpy as np
 
 from farandole.calls.arguments import Argument, check, integer, is_factor
 from farandole.calls.public_call import errors_reach_peers
-from farandole.errors import FarandoleError, MismatchError, StallError
+from farandole.errors import FarandoleError, MismatchError, ShutdownError, StallError
 from farandole.extras.parameter_server.shard import (
     BODY,
     DONE,
@@ -99,7 +99,11 @@ class ParameterServer:
         self._unconfirmed: set[int] = set()  # servers that have not replied since the last push
         self._server = ShardServer(shard, self._settings, self._tag, process_set)
         if self._ranks > 1:
-            self._server.start()
+            try:
+                self._server.start()
+            except BaseException as reason:  # no thread is left, or Ctrl-C
+                self._server.lose(ShutdownError(f"{NAME}: this rank does not serve: {reason!r}"))
+                raise
 
     def push(self, rows: ArrayLike | None, values: ArrayLike) -> None:
         """Sends values for rows. Returns before the servers get them; clock() waits for that.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -261,3 +262,27 @@ def test_a_place_outside_of_the_table_is_refused(place: int) -> None:
         hear()
     with pytest.raises(hvd.PeerError):
         server.close()
+
+
+@several
+def test_a_rank_without_a_thread_serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks get an error at once instead of waiting for its clock."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                hvd.ParameterServer((ROWS, WIDTH))
+    else:
+        with (
+            pytest.raises(hvd.FarandoleError, match=f"rank {last}"),
+            hvd.ParameterServer((ROWS, WIDTH)) as server,
+        ):
+            server.pull()
+    hvd.barrier()
+    with hvd.ParameterServer((ROWS, WIDTH)) as server:
+        server.push(*drawn(hvd.rank(), 0))
