@@ -2,6 +2,7 @@
 // Somebody between two hosts who relays all that they send: as long as nothing is altered nobody notices, and nothing
 // else is gained by it.
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -215,6 +216,44 @@ TEST(a_caller_is_not_its_own_listener) {
     CHECK(!listener.take(kLeaf, kLeaf, kControlLine, key));
   }
   reflect.join();
+}
+
+// A control connection that reaches the listener as a connection for data.
+TEST(a_middle_that_changes_the_line_gets_nowhere) {
+  const Key128 key = random_key();
+  const Trap trap;
+  TcpListener listener;
+  std::thread middle([&] {
+    const Fd caller = trap.catch_one(), own = call(listener.address());
+    ByteString hello = receive(caller, kHandshake[0]);
+    hello[8 + 4] ^= std::byte{1};  // after the magic and the rank
+    give(own, hello);
+    give(caller, receive(own, kHandshake[1]));
+    CHECK(closed(caller));
+  });
+  TcpCaller caller(kLeaf, kRoot, kControlLine, trap.address(), key);
+  const Deadline deadline = patience();
+  while (caller.trouble().find("did not prove") == std::string::npos) {
+    CHECK(!caller.step() && !deadline.expired());
+    CHECK(!listener.take(kRoot, kLeaf, kControlLine, key));
+  }
+  middle.join();
+}
+
+TEST(a_caller_of_another_version_gets_no_answer) {
+  const Key128 key = random_key();
+  ByteString hello = relay(key).handshake[0];
+  hello[6] ^= std::byte{1};  // the version in the magic
+  TcpListener listener;
+  std::atomic<bool> over{false};
+  std::thread caller([&] {
+    const Fd fd = call(listener.address());
+    give(fd, hello);
+    CHECK(closed(fd));
+    over = true;
+  });
+  while (!over) CHECK(!listener.take(kRoot, kLeaf, kControlLine, key));
+  caller.join();
 }
 
 TEST(a_middle_that_hangs_up_ends_the_connection_for_both) {

@@ -84,6 +84,7 @@ TEST(what_others_have_put_at_its_name_is_passed_by) {
   const Squat squats[] = {
       [](const std::string& path) { CHECK(fs::create_directory(path)), of_stranger(path); },
       [](const std::string& path) { std::ofstream(path) << "", of_stranger(path); },
+      [](const std::string& path) { std::ofstream(path) << "", chmod(path.c_str(), 0700); },
       [](const std::string& path) {
         CHECK(fs::create_directory("/tmp/trap"));
         CHECK_EQ(chmod("/tmp/trap", 0777), 0);
@@ -100,6 +101,7 @@ TEST(what_others_have_put_at_its_name_is_passed_by) {
       CHECK_EQ(choice(), "/tmp/runtime/farandole");
       setenv("XDG_RUNTIME_DIR", ("/tmp/" + std::string(100, 'x')).c_str(), 1);
       CHECK_EQ(choice(), "/dev/shm/" + kName);
+      CHECK(fs::create_directory("/tmp/a:b"));
       setenv("XDG_RUNTIME_DIR", "/tmp/a:b", 1);
       CHECK_EQ(choice(), "/dev/shm/" + kName);
     });

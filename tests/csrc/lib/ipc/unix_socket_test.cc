@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -290,6 +291,15 @@ TEST(a_peer_that_is_gone_is_an_error) {
   CHECK_THROWS(pair.client.receive(patience()), ErrorCode::kPeer);
   CHECK_THROWS(pair.client.send(text("anybody?"), {}, patience()), ErrorCode::kPeer);
   CHECK_THROWS(UnixSocket::connect("/nowhere/nobody", random_key(), patience()), ErrorCode::kPeer);
+}
+
+TEST(a_forked_child_does_not_remove_its_parent_s_socket) {
+  std::optional<UnixListener> listener(std::in_place);
+  const std::string name = listener->name();
+  check::run_in_fork([&] { listener.reset(); });
+  CHECK(std::filesystem::exists(name));
+  listener.reset();
+  CHECK(!std::filesystem::exists(name));
 }
 
 TEST(keys_and_names_are_random) {

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -100,6 +101,22 @@ TEST(a_stopped_process_is_seen) {
   child.send(SIGCONT);
   child.await(WCONTINUED);
   CHECK(!is_stopped(child.pid()));
+}
+
+TEST(a_process_that_a_debugger_has_stopped_is_stopped) {
+  const pid_t child = check::fork_bound();
+  if (child == 0) {
+    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(1);
+    raise(SIGSTOP);
+    _exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(waitpid(child, &status, WUNTRACED), child);
+  const bool traced = WIFSTOPPED(status);
+  if (traced) CHECK(is_stopped(child));
+  if (!traced) check::skip("needs ptrace");
+  CHECK_EQ(kill(child, SIGKILL), 0);
+  CHECK_EQ(waitpid(child, &status, 0), child);
 }
 
 // What all tests that stop a process rely on: none is left, whatever becomes of the test.

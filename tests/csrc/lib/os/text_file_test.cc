@@ -76,6 +76,13 @@ TEST(a_file_that_was_made_later_stays) {
   CHECK_EQ(read_text_file(path), "newer");
 }
 
+TEST(a_file_that_cannot_be_made_leaves_nothing) {
+  const Place place;
+  make_folder(place.path("own/taken"));
+  CHECK_THROWS(write_text_file(place.path("own/taken"), "new"), ErrorCode::kLibrary);
+  CHECK_EQ(std::distance(fs::directory_iterator(place.path("own")), {}), 2);  // and the victim
+}
+
 TEST(a_file_is_made_and_replaced) {
   const Place place;
   for (const char* name : {"own/a", "for all/a"}) {

@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <future>
 
 #include "check.h"
+#include "lib/os/text_file.h"
 
 using namespace farandole;
 
@@ -25,6 +27,19 @@ TEST(a_thread_of_ours_blocks_all_signals) {
   sigset_t set;
   pthread_sigmask(SIG_SETMASK, nullptr, &set);
   CHECK_EQ(sigismember(&set, SIGINT), 0);
+}
+
+// Linux refuses a name of more than 15 characters.
+TEST(a_long_name_is_cut) {
+  std::promise<void> named;
+  std::string name;
+  Thread thread = start_thread("farandole-with-a-long-name", [&] {
+    named.get_future().wait();
+    name = read_text_file("/proc/thread-self/comm");
+  });
+  named.set_value();
+  thread.join();
+  CHECK_EQ(name, "farandole-with-\n");
 }
 
 TEST(sleeps_of_a_thread_that_asks_are_punctual) {
