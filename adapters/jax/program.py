@@ -334,7 +334,13 @@ def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Placement, row
     found = bind(back, given, place, rows)
     if call.root >= 0 and place.rank != call.root:
         return [_dependent_zeros(x) for x in found]
-    return found if scale == 1.0 else [x * jnp.asarray(scale, x.dtype) for x in found]
+    return found if scale == 1.0 else [_scaled(x, scale) for x in found]
+
+
+def _scaled(x: Any, scale: float) -> Any:
+    """Returns scale * x. The factor may be too small for a short float."""
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    return (x.astype(dtype) * jnp.asarray(scale, dtype)).astype(x.dtype)
 
 
 ad.primitive_jvps[collective_p] = _jvp

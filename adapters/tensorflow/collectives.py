@@ -62,6 +62,15 @@ def _divided(factors: tuple[float, float], op: int, process_set: ProcessSet) -> 
     return factors[0] * factors[1] / tf.cast(divisor, tf.float64)
 
 
+def scaled(values: Any, scale: Any) -> Any:
+    """Returns scale * values. Integers are never scaled."""
+    if values.dtype.is_integer:
+        return values
+    # A factor may be too small for the short floats.
+    dtype = tf.float32 if values.dtype.size < 4 else values.dtype
+    return tf.cast(tf.cast(values, dtype) * tf.cast(scale, dtype), values.dtype)
+
+
 # ---- allreduce
 
 
@@ -164,8 +173,11 @@ def _prepared(
             "an IndexedSlices can be summed or averaged only: pass tf.convert_to_tensor(x), or set "
             "sparse_as_dense=True"
         )
-    if any(not x.dtype.is_floating and chosen == Average for x in sparse):
-        raise ValueError("an IndexedSlices of integers can be summed only: pass op=Sum")
+    scales = chosen == Average or factors[0] * factors[1] != 1.0
+    if scales and any(x.dtype.is_integer for x in sparse):
+        raise ValueError(
+            "an IndexedSlices of integers can be summed only: pass op=Sum and no factors"
+        )
 
     def meet() -> list[Any]:
         sent = [compression.compress(x) for x in dense]
@@ -214,7 +226,7 @@ def _allreduce_slices(
     rows_of_all, _ = gathered(parts, named, process_set, timeout)
     scale = _divided(factors, op, process_set)
     rows = zip(rows_of_all[::2], rows_of_all[1::2], slices, strict=True)
-    return [tf.IndexedSlices(v * tf.cast(scale, v.dtype), i, x.dense_shape) for v, i, x in rows]
+    return [tf.IndexedSlices(scaled(v, scale), i, x.dense_shape) for v, i, x in rows]
 
 
 # ---- allgather

@@ -15,7 +15,7 @@ from farandole.calls.public_call import then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops import Average, Sum
-from farandole.tensorflow.collectives import gathered, reducing
+from farandole.tensorflow.collectives import gathered, reducing, scaled
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.forms import any_rows, public, tensors_of
 from farandole.tensorflow.graph import barrier_node, differentiable, evaluated_when_run, next_name
@@ -201,7 +201,7 @@ def _reducescatter(
         found = []
         for rows, received, x in zip(*gathered(gs, back, process_set), encoded, strict=True):
             home = scatter_returned(rows, received, kept(tf.shape(x, tf.int64)[0], members), x)
-            found.append(home * tf.cast(scale, home.dtype))
+            found.append(scaled(home, scale))
         return found
 
     shapes = any_rows(tensors)

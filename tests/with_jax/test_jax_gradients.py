@@ -95,6 +95,19 @@ def test_derivatives(operation, within, name):
     np.testing.assert_allclose(hvd.allreduce(slope, op=hvd.Sum), whole_slope, rtol=1e-4, atol=1e-5)
 
 
+def test_a_factor_that_float16_lacks(within):
+    """The gradient of 2^14 is not 0."""
+    x, small = jnp.full((hvd.size(), 1), 1.0, "float16"), 2.0**-26
+
+    def loss(x):
+        y = hvd.reducescatter(x, op=hvd.Sum, prescale_factor=small, postscale_factor=2.0)
+        return jnp.sum(y * jnp.float16(2.0**14))
+
+    found = within(jax.grad(loss))(x)
+    assert found.dtype == jnp.float16
+    assert found.tolist() == [[2.0**-11]] * hvd.size()
+
+
 @pytest.mark.parametrize("operation", ["sum", "broadcast"])
 def test_second_derivatives(within, operation):
     xs, own, root = [x[:2, 0] for x in all_inputs()], hvd.rank(), hvd.size() - 1

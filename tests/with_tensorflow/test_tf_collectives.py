@@ -77,6 +77,50 @@ def test_indexed_slices(within):
     np.testing.assert_allclose(means.numpy()[-1], 1.0)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_factors_of_indexed_slices(within, dtype):
+    """Also a factor that the dtype lacks, such as one that undoes the scale of a loss."""
+    n, rank, small = hvd.size(), hvd.rank(), 2.0**-26
+    values = tf.cast([[rank + 1.0]], dtype) * 2.0**14
+
+    def call(values):
+        slices = tf.IndexedSlices(values, tf.constant([rank]), tf.constant([n, 1]))
+        total = hvd.allreduce(slices, op=hvd.Sum, prescale_factor=small, postscale_factor=2.0)
+        return tf.convert_to_tensor(total), tf.convert_to_tensor(hvd.allreduce(slices))
+
+    total, mean = within(call)(values)
+    assert total.dtype == values.dtype
+    expected = np.arange(1.0, n + 1)[:, None] * 2.0**14
+    np.testing.assert_array_equal(tf.cast(total, tf.complex64), expected * 2 * small)
+    np.testing.assert_allclose(tf.cast(mean, tf.complex64), expected / n, rtol=4e-3)
+
+
+def test_a_derivative_by_a_factor_that_float16_lacks(within):
+    x, small = tf.fill([hvd.size(), 1], tf.constant(1.0, tf.float16)), 2.0**-26
+
+    def call(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = hvd.reducescatter(x, op=hvd.Sum, prescale_factor=small, postscale_factor=2.0)
+            loss = tf.reduce_sum(y * 2.0**14)
+        return tape.gradient(loss, x)
+
+    found = within(call)(x)
+    assert found.dtype == tf.float16
+    assert found.numpy().tolist() == [[hvd.size() * 2.0**-11]] * hvd.size()
+
+
+@pytest.mark.parametrize("factors", [{"prescale_factor": 2.5}, {"postscale_factor": 0.5}])
+def test_indexed_slices_of_integers_have_no_factors(factors):
+    """A factor became an integer too, such as 0."""
+    n, rank = hvd.size(), hvd.rank()
+    slices = tf.IndexedSlices(tf.constant([[7 + rank]]), tf.constant([0]), tf.constant([1, 1]))
+    with pytest.raises(ValueError, match="integers can be summed only: pass op=Sum and no factors"):
+        hvd.allreduce(slices, op=hvd.Sum, **factors)
+    total = tf.convert_to_tensor(hvd.allreduce(slices, op=hvd.Sum))
+    assert total.numpy().tolist() == [[7 * n + n * (n - 1) // 2]]
+
+
 def test_neutral_calls_take_tensors_and_variables():
     n = hvd.size()
     result = fd.allreduce(tf.Variable([1.0, hvd.rank()]), op=fd.Sum)
