@@ -356,6 +356,8 @@ def _leave(
                 failure = _leave_core(cause, limit)
                 left = True
             except BaseException as reason:  # Ctrl-C, or the limit has passed, so stop waiting
+                if interrupt is not None and isinstance(reason, Exception):
+                    raise  # no Ctrl-C, so a further attempt would fail as well
                 interrupt = interrupt or reason
                 cause, limit = leaving.describe(interrupt), None
         if _job is job:  # else a signal handler has called this function meanwhile

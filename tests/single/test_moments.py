@@ -161,6 +161,24 @@ def test_ctrl_c_keeps_no_tensor_in_use() -> None:
     assert at_each_moment(program, handler) > 20
 
 
+def test_shutdown_does_not_repeat_an_error_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave, attempts = runtime._leave_core, list[str]()
+
+    def leave_core(cause: str, limit: float | None = None) -> Exception | None:
+        attempts.append(cause)
+        if len(attempts) < 3:
+            raise MemoryError(f"number {len(attempts)}")
+        return leave(cause, limit)
+
+    monkeypatch.setattr(runtime, "_leave_core", leave_core)
+    with pytest.raises(MemoryError, match="number 2"):
+        fd.shutdown()
+    assert fd.is_initialized()  # so that the program can repeat it
+    fd.shutdown()
+    assert not fd.is_initialized()
+    fd.init()
+
+
 def test_hosts_change_again() -> None:
     state = elastic.ObjectState(epoch=0)
 
