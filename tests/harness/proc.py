@@ -19,6 +19,7 @@ _PY_SPY_SECONDS = 30
 class ProcessInfo:
     pid: int
     state: str  # one letter, as in ps
+    parent: int
     session: int
     command: str
 
@@ -32,6 +33,16 @@ def processes_of_sessions(sessions: set[int]) -> list[ProcessInfo]:
     return [process for process in _processes() if process.session in sessions]
 
 
+def sessions_below(leader: int) -> set[int]:
+    """The session of a process that leads one, and those of its living descendants."""
+    family, found = {leader}, {leader}
+    processes = _processes()
+    while children := {p.pid for p in processes if p.parent in family} - family:
+        family |= children
+        found |= {p.session for p in processes if p.pid in children}
+    return found
+
+
 def _processes() -> list[ProcessInfo]:
     found = []
     for folder in Path("/proc").iterdir():
@@ -41,7 +52,8 @@ def _processes() -> list[ProcessInfo]:
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].decode().split()
             command = (folder / "cmdline").read_bytes().decode(errors="replace")
             if fields[0] not in "ZX":
-                found.append(ProcessInfo(int(folder.name), fields[0], int(fields[3]), command))
+                parent, session = int(fields[1]), int(fields[3])
+                found.append(ProcessInfo(int(folder.name), fields[0], parent, session, command))
     return found
 
 

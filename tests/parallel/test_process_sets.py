@@ -88,7 +88,6 @@ def test_a_set_does_not_wait_for_another():
     remove([low, high])
 
 
-@pytest.mark.ranks(2, 4)
 @pytest.mark.ranks(2)
 def test_a_set_of_a_communicator_exists():
     """All ranks get the error, and no rank keeps the sets that were added before."""
@@ -124,6 +123,7 @@ def test_ctrl_c_between_a_set_and_its_number(monkeypatch: pytest.MonkeyPatch):
     fd.remove_process_set(ps)
 
 
+@pytest.mark.ranks(2, 4)
 def test_sets_from_a_communicator():
     comm = MPI.COMM_WORLD.Split(fd.rank() % 2)
     ps = fd.add_process_set(fd.ProcessSet(comm))

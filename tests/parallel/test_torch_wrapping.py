@@ -36,6 +36,7 @@ def trained() -> tuple[nn.Module, Any]:
     return model, momentum(model.parameters())
 
 
+@pytest.mark.ranks(2, 3, 4)  # a single rank needs no views
 def test_memory_is_short_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has changed there: the older optimizer still reduces. A second try succeeds."""
 
@@ -62,6 +63,7 @@ def test_memory_is_short_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         older.step()
 
 
+@pytest.mark.ranks(2, 3, 4)
 def test_memory_is_short_for_a_group_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     def allocate(_: int) -> Any:
         raise hvd.LibraryError("memory is short")
